@@ -1,0 +1,167 @@
+//! What a model is made of, as far as cutting, measuring and planning need to know.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Bytes, LayerRange};
+
+/// How a block mixes information between tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "type")]
+pub enum Attention {
+    /// Every earlier token; the KV cache grows with the context.
+    Full,
+    /// The last `window` tokens; the KV cache stops growing there.
+    SlidingWindow {
+        /// Tokens kept.
+        window: u32,
+    },
+    /// A recurrent state of fixed size (Mamba, gated delta net, …).
+    Recurrent,
+}
+
+/// How a block transforms each token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FeedForward {
+    /// All weights are used for every token.
+    Dense,
+    /// A router picks experts for every token.
+    MixtureOfExperts,
+}
+
+/// The type of a block: blocks of one type cost the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct BlockKind {
+    /// Token mixing.
+    pub attention: Attention,
+    /// Token transformation.
+    pub feed_forward: FeedForward,
+}
+
+/// One Transformer layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlockShape {
+    /// Its type.
+    pub kind: BlockKind,
+    /// Bytes of its tensors in the file.
+    pub weight_bytes: Bytes,
+    /// Elements of keys and values cached per token (0 for a recurrent block); times the element size of the
+    /// cache's types gives bytes.
+    pub kv_elements_per_token: u64,
+    /// Bytes of recurrent state per sequence (f32), 0 for an attention block.
+    pub state_bytes_per_slot: Bytes,
+}
+
+/// Mixture-of-experts sizes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Experts {
+    /// Experts per block.
+    pub count: u32,
+    /// Experts used per token.
+    pub used: u32,
+}
+
+/// A model, described.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelShape {
+    /// `general.architecture`, llama.cpp's name of it.
+    pub architecture: String,
+    /// `general.name`, if the file has one.
+    pub name: Option<String>,
+    /// Width of a hidden row, in f32 elements.
+    pub n_embd: u32,
+    /// Vocabulary size.
+    pub n_vocab: u32,
+    /// Context length the model was trained for, in tokens.
+    pub n_ctx_train: u32,
+    /// Query heads of each block.
+    pub n_head: Vec<u32>,
+    /// Key and value heads of each block.
+    pub n_head_kv: Vec<u32>,
+    /// The blocks, in order.
+    pub blocks: Vec<BlockShape>,
+    /// Bytes of the token embedding matrix.
+    pub embedding_bytes: Bytes,
+    /// Bytes of output norm and LM head; where the head is tied, this counts the shared matrix.
+    pub head_bytes: Bytes,
+    /// Whether the LM head is the token embedding matrix.
+    pub tied: bool,
+    /// Bytes of tensors that every slice carries (rope factors, …).
+    pub global_bytes: Bytes,
+    /// Present for mixture-of-experts models.
+    pub experts: Option<Experts>,
+}
+
+impl ModelShape {
+    /// Number of blocks.
+    pub fn n_layer(&self) -> u32 {
+        self.blocks.len() as u32
+    }
+
+    /// Bytes of the blocks in `range`.
+    pub fn block_bytes(&self, range: LayerRange) -> Bytes {
+        self.blocks_in(range).map(|block| block.weight_bytes).sum()
+    }
+
+    /// Bytes of cache that `slots` sequences of up to `n_ctx` tokens need for the blocks in `range`, with
+    /// `kv_element_bytes` per cached element (2 for f16).
+    ///
+    /// A sliding-window block caps at its window plus one micro-batch of `n_ubatch` tokens, as llama.cpp sizes it
+    /// (`src/llama-kv-cache-iswa.cpp`).
+    pub fn cache_bytes(&self, range: LayerRange, request: CacheRequest) -> Bytes {
+        self.blocks_in(range)
+            .map(|block| {
+                let tokens = match block.kind.attention {
+                    Attention::SlidingWindow { window } => request
+                        .n_ctx
+                        .min(pad(window.saturating_add(request.n_ubatch), 256)),
+                    Attention::Full | Attention::Recurrent => request.n_ctx,
+                };
+                let kv = block.kv_elements_per_token * u64::from(tokens) * request.kv_element_bytes;
+                (Bytes(kv) + block.state_bytes_per_slot) * u64::from(request.slots)
+            })
+            .sum()
+    }
+
+    /// Whether any block keeps a recurrent state, which cannot be rolled back to an earlier position.
+    pub fn has_recurrent_state(&self) -> bool {
+        self.blocks
+            .iter()
+            .any(|b| b.kind.attention == Attention::Recurrent)
+    }
+
+    /// The smallest sliding window of any block.
+    pub fn smallest_window(&self) -> Option<u32> {
+        self.blocks
+            .iter()
+            .filter_map(|block| match block.kind.attention {
+                Attention::SlidingWindow { window } => Some(window),
+                Attention::Full | Attention::Recurrent => None,
+            })
+            .min()
+    }
+
+    fn blocks_in(&self, range: LayerRange) -> impl Iterator<Item = &BlockShape> {
+        self.blocks
+            .iter()
+            .take(range.end() as usize)
+            .skip(range.start() as usize)
+    }
+}
+
+/// What a cache is asked to hold.
+#[derive(Debug, Clone, Copy)]
+pub struct CacheRequest {
+    /// Sequences.
+    pub slots: u32,
+    /// Tokens per sequence.
+    pub n_ctx: u32,
+    /// Rows computed at once.
+    pub n_ubatch: u32,
+    /// Bytes per cached element.
+    pub kv_element_bytes: u64,
+}
+
+fn pad(n: u32, to: u32) -> u32 {
+    n.div_ceil(to).saturating_mul(to)
+}
