@@ -3,8 +3,6 @@
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto/shoal.proto");
     let descriptors = protox::compile(["proto/shoal.proto"], ["proto"])?;
-    tonic_prost_build::configure()
-        .bytes(".")
-        .compile_fds(descriptors)?;
+    tonic_prost_build::configure().bytes(".").compile_fds(descriptors)?;
     Ok(())
 }

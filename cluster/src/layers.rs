@@ -34,10 +34,19 @@ pub enum LayerRangeError {
         n_layer: u32,
     },
     /// More stages than blocks, or none.
-    #[error(
-        "{stages} stages asked of a model with {n_layer} blocks: each stage needs at least one block"
-    )]
+    #[error("{stages} stages asked of a model with {n_layer} blocks: each stage needs at least one block")]
     TooManyStages {
+        /// Stages asked for.
+        stages: u32,
+        /// Number of blocks of the model.
+        n_layer: u32,
+    },
+    /// No split of the blocks into so many ranges has only ranges that can be slices.
+    #[error(
+        "the model's {n_layer} blocks cannot be split into {stages} stages that llama.cpp can each run: ask for \
+         another number of stages"
+    )]
+    NoSplit {
         /// Stages asked for.
         stages: u32,
         /// Number of blocks of the model.
@@ -48,11 +57,7 @@ pub enum LayerRangeError {
 impl LayerRange {
     /// Blocks `[start, end)`.
     pub const fn new(start: u32, end: u32) -> Result<Self, LayerRangeError> {
-        if start < end {
-            Ok(Self { start, end })
-        } else {
-            Err(LayerRangeError::Empty { start, end })
-        }
+        if start < end { Ok(Self { start, end }) } else { Err(LayerRangeError::Empty { start, end }) }
     }
 
     /// First block.
@@ -107,13 +112,20 @@ pub fn split_by_bytes(
     head: Bytes,
     stages: u32,
 ) -> Result<Vec<LayerRange>, LayerRangeError> {
+    split_allowed(blocks, head, stages, &|_| true)
+}
+
+/// [`split_by_bytes`], using only ranges for which `allowed` holds.
+pub fn split_allowed(
+    blocks: &[Bytes],
+    head: Bytes,
+    stages: u32,
+    allowed: &dyn Fn(LayerRange) -> bool,
+) -> Result<Vec<LayerRange>, LayerRangeError> {
     let n = blocks.len();
     let k = stages as usize;
     if k == 0 || k > n {
-        return Err(LayerRangeError::TooManyStages {
-            stages,
-            n_layer: n as u32,
-        });
+        return Err(LayerRangeError::TooManyStages { stages, n_layer: n as u32 });
     }
     let mut prefix = vec![0_u64; n + 1];
     for (i, block) in blocks.iter().enumerate() {
@@ -127,6 +139,10 @@ pub fn split_by_bytes(
         let extra = if s == k { head.0 } else { 0 };
         for end in s..=n {
             for start in (s - 1)..end {
+                let range = LayerRange { start: start as u32, end: end as u32 };
+                if best[s - 1][start] == u64::MAX || !allowed(range) {
+                    continue;
+                }
                 let load = (prefix[end] - prefix[start]).saturating_add(extra);
                 let largest = best[s - 1][start].max(load);
                 if largest <= best[s][end] {
@@ -136,14 +152,14 @@ pub fn split_by_bytes(
             }
         }
     }
+    if best[k][n] == u64::MAX {
+        return Err(LayerRangeError::NoSplit { stages, n_layer: n as u32 });
+    }
     let mut ranges = Vec::with_capacity(k);
     let mut end = n;
     for s in (1..=k).rev() {
         let start = from[s][end];
-        ranges.push(LayerRange {
-            start: start as u32,
-            end: end as u32,
-        });
+        ranges.push(LayerRange { start: start as u32, end: end as u32 });
         end = start;
     }
     ranges.reverse();
@@ -164,10 +180,7 @@ mod tests {
             assert!(LayerRange::from_cuts(cuts, 10).is_err(), "{cuts:?}");
         }
         let ranges = LayerRange::from_cuts(&[3, 7], 10).unwrap();
-        assert_eq!(
-            ranges.iter().map(ToString::to_string).collect::<Vec<_>>(),
-            ["0..3", "3..7", "7..10"]
-        );
+        assert_eq!(ranges.iter().map(ToString::to_string).collect::<Vec<_>>(), ["0..3", "3..7", "7..10"]);
     }
 
     #[test]
@@ -186,23 +199,25 @@ mod tests {
     }
 
     #[test]
+    fn a_split_uses_only_allowed_ranges() {
+        let blocks = sizes(&[10; 12]);
+        let multiple_of_4 = |range: LayerRange| range.start().is_multiple_of(4);
+        let ranges = split_allowed(&blocks, Bytes(0), 3, &multiple_of_4).unwrap();
+        assert_eq!(ranges.iter().map(|r| r.start()).collect::<Vec<_>>(), [0, 4, 8]);
+        let error = split_allowed(&blocks, Bytes(0), 4, &multiple_of_4).unwrap_err();
+        assert_eq!(error, LayerRangeError::NoSplit { stages: 4, n_layer: 12 });
+    }
+
+    #[test]
     fn the_split_is_the_best_of_all_splits() {
         let blocks = sizes(&[7, 1, 1, 9, 2, 3, 8]);
         let head = Bytes(4);
         let load = |r: &LayerRange, last: bool| {
-            let own: u64 = blocks[r.start as usize..r.end as usize]
-                .iter()
-                .map(|b| b.0)
-                .sum();
+            let own: u64 = blocks[r.start as usize..r.end as usize].iter().map(|b| b.0).sum();
             own + if last { head.0 } else { 0 }
         };
         let largest = |ranges: &[LayerRange]| {
-            ranges
-                .iter()
-                .enumerate()
-                .map(|(i, r)| load(r, i + 1 == ranges.len()))
-                .max()
-                .unwrap()
+            ranges.iter().enumerate().map(|(i, r)| load(r, i + 1 == ranges.len())).max().unwrap()
         };
         let found = largest(&split_by_bytes(&blocks, head, 3).unwrap());
         let mut best = u64::MAX;

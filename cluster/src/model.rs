@@ -1,8 +1,11 @@
 //! What a model is made of, as far as cutting, measuring and planning need to know.
 
-use serde::{Deserialize, Serialize};
+use std::fmt;
 
-use crate::{Bytes, LayerRange};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::{Bytes, LayerRange, LayerRangeError, split_allowed};
 
 /// How a block mixes information between tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -61,6 +64,78 @@ pub struct Experts {
     pub used: u32,
 }
 
+/// A limit on the layer ranges that can be cut out of a model and still be computed by llama.cpp as the whole is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "rule")]
+pub enum RangeRule {
+    /// A range starts at a multiple of `step`: a pattern of this period is fixed in llama.cpp's source.
+    StartMultiple {
+        /// The pattern's period, in blocks.
+        step: u32,
+    },
+    /// A range holds at least one attention block and one recurrent block: llama.cpp's hybrid memory needs both.
+    BothMemories,
+    /// A range holds at least one block with a sliding window: llama.cpp's cache for such models needs one.
+    SlidingBlock,
+    /// A part of the model must not have this many blocks: llama.cpp would take it for a model of another size
+    /// and compute with other constants. (The whole model may.)
+    ForbiddenLength {
+        /// The number of blocks.
+        length: u32,
+    },
+    /// Only the whole model can be run: a constant depends on its number of blocks.
+    WholeOnly,
+}
+
+impl fmt::Display for RangeRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::StartMultiple { step } => write!(
+                f,
+                "it must start at a multiple of {step}, because llama.cpp fixes a pattern of that period"
+            ),
+            Self::BothMemories => write!(
+                f,
+                "it must hold at least one attention block and one recurrent block, because llama.cpp's hybrid \
+                 memory needs both"
+            ),
+            Self::SlidingBlock => write!(
+                f,
+                "it must hold at least one block with a sliding window, because llama.cpp's cache for such models \
+                 needs one"
+            ),
+            Self::ForbiddenLength { length } => {
+                write!(f, "a part of {length} blocks would be taken by llama.cpp for a model of another size")
+            }
+            Self::WholeOnly => write!(
+                f,
+                "only the whole model can be run, because llama.cpp picks a constant by the number of blocks"
+            ),
+        }
+    }
+}
+
+/// Why a layer range of a model cannot be a slice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum RangeRefusal {
+    /// Blocks that the model does not have.
+    #[error("layer range {range} is out of range: the model has {n_layer} blocks")]
+    OutOfRange {
+        /// The range asked for.
+        range: LayerRange,
+        /// Blocks of the model.
+        n_layer: u32,
+    },
+    /// A rule of the model's architecture.
+    #[error("layer range {range} cannot be cut out: {rule}")]
+    Rule {
+        /// The range asked for.
+        range: LayerRange,
+        /// The rule it breaks.
+        rule: RangeRule,
+    },
+}
+
 /// A model, described.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelShape {
@@ -90,6 +165,9 @@ pub struct ModelShape {
     pub global_bytes: Bytes,
     /// Present for mixture-of-experts models.
     pub experts: Option<Experts>,
+    /// Limits on the layer ranges it can be cut into; empty for most.
+    #[serde(default)]
+    pub range_rules: Vec<RangeRule>,
 }
 
 impl ModelShape {
@@ -112,9 +190,9 @@ impl ModelShape {
         self.blocks_in(range)
             .map(|block| {
                 let tokens = match block.kind.attention {
-                    Attention::SlidingWindow { window } => request
-                        .n_ctx
-                        .min(pad(window.saturating_add(request.n_ubatch), 256)),
+                    Attention::SlidingWindow { window } => {
+                        request.n_ctx.min(pad(window.saturating_add(request.n_ubatch), 256))
+                    }
                     Attention::Full | Attention::Recurrent => request.n_ctx,
                 };
                 let kv = block.kv_elements_per_token * u64::from(tokens) * request.kv_element_bytes;
@@ -125,9 +203,7 @@ impl ModelShape {
 
     /// Whether any block keeps a recurrent state, which cannot be rolled back to an earlier position.
     pub fn has_recurrent_state(&self) -> bool {
-        self.blocks
-            .iter()
-            .any(|b| b.kind.attention == Attention::Recurrent)
+        self.blocks.iter().any(|b| b.kind.attention == Attention::Recurrent)
     }
 
     /// The smallest sliding window of any block.
@@ -141,11 +217,46 @@ impl ModelShape {
             .min()
     }
 
+    /// Whether `range` can be a slice of this model, and if not, why.
+    pub fn check_range(&self, range: LayerRange) -> Result<(), RangeRefusal> {
+        let n_layer = self.n_layer();
+        if range.end() > n_layer {
+            return Err(RangeRefusal::OutOfRange { range, n_layer });
+        }
+        match self.range_rules.iter().find(|rule| self.breaks(range, **rule)) {
+            Some(&rule) => Err(RangeRefusal::Rule { range, rule }),
+            None => Ok(()),
+        }
+    }
+
+    /// Splits the blocks into `stages` ranges, each of which can be a slice, whose largest is as small as possible;
+    /// the head counts with the last.
+    pub fn split(&self, stages: u32) -> Result<Vec<LayerRange>, LayerRangeError> {
+        let blocks: Vec<Bytes> = self.blocks.iter().map(|block| block.weight_bytes).collect();
+        split_allowed(&blocks, self.head_bytes, stages, &|range| self.check_range(range).is_ok())
+    }
+
+    fn breaks(&self, range: LayerRange, rule: RangeRule) -> bool {
+        let whole = range.len() == self.n_layer();
+        match rule {
+            RangeRule::StartMultiple { step } => !range.start().is_multiple_of(step.max(1)),
+            RangeRule::ForbiddenLength { length } => range.len() == length && !whole,
+            RangeRule::WholeOnly => !whole,
+            RangeRule::SlidingBlock => !self
+                .blocks_in(range)
+                .any(|block| matches!(block.kind.attention, Attention::SlidingWindow { .. })),
+            RangeRule::BothMemories => {
+                let recurrent = self
+                    .blocks_in(range)
+                    .filter(|block| block.kind.attention == Attention::Recurrent)
+                    .count();
+                recurrent == 0 || recurrent == range.len() as usize
+            }
+        }
+    }
+
     fn blocks_in(&self, range: LayerRange) -> impl Iterator<Item = &BlockShape> {
-        self.blocks
-            .iter()
-            .take(range.end() as usize)
-            .skip(range.start() as usize)
+        self.blocks.iter().take(range.end() as usize).skip(range.start() as usize)
     }
 }
 

@@ -7,9 +7,7 @@ use std::ops::{Add, AddAssign, Mul};
 use serde::{Deserialize, Serialize};
 
 /// An amount of memory or data, in bytes. Arithmetic saturates: an absurd input gives an absurd but ordered answer.
-#[derive(
-    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Bytes(pub u64);
 
 impl Bytes {

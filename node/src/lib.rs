@@ -1,2 +1,32 @@
-//! placeholder
+//! The agent of a host: finds and cuts models, checks that they fit, and keeps stage workers running.
+//!
+//! llama.cpp runs in the workers, never in here: native code can abort its process, and the agent must survive
+//! that. This crate knows no HTTP and no prompt; it tells others about a replica in the words of `cluster`.
 #![forbid(unsafe_code)]
+
+pub mod agent;
+mod folders;
+mod host;
+mod memory;
+mod model_file;
+mod model_hash;
+mod prepare;
+mod progress;
+mod resolve;
+mod slices;
+#[cfg(test)]
+mod test_model;
+
+pub use folders::{Folders, NoHomeFolder};
+pub use host::{available_memory, default_threads};
+pub use memory::{Load, MemoryCheck, MemoryError, StageLoad, estimate};
+pub use model_file::{ModelFile, ModelFileError};
+pub use model_hash::{HashError, model_hash};
+pub use prepare::{
+    DEFAULT_CONTEXT, Layout, PrepareError, PreparedReplica, PreparedStage, ReplicaPlan, ReplicaRequest,
+};
+pub use progress::{Observer, Progress, Work};
+pub use resolve::{ResolveError, resolve_model};
+pub use slices::{
+    CutRequest, Existing, Origin, SliceError, SliceFolder, SliceStore, StoredFile, StoredSlices,
+};

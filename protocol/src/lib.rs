@@ -1,2 +1,26 @@
-//! placeholder
+//! What Shoal's processes say to each other: gRPC messages, the checks every received message passes before it is
+//! used, the worker's configuration, and the TLS identities under which all of it travels.
+//!
+//! Nothing here runs a model or supervises a process, and no other crate knows a byte layout.
 #![forbid(unsafe_code)]
+
+pub mod frame;
+pub mod listen;
+pub mod rows;
+pub mod sampling;
+pub mod slots;
+pub mod throttle;
+pub mod tls;
+pub mod worker;
+
+/// The messages and services of `proto/shoal.proto`, as generated.
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    unused_qualifications,
+    clippy::all,
+    reason = "generated; documented in the .proto file"
+)]
+pub mod v1 {
+    tonic::include_proto!("shoal.v1");
+}

@@ -1,1 +1,29 @@
-fn main() {}
+//! The `shoal` binary: command line, logging and wiring. What it wires lives in the other crates.
+#![forbid(unsafe_code)]
+
+mod chain;
+mod cli;
+mod commands;
+mod cuts;
+mod exit;
+mod interrupt;
+mod logging;
+mod output;
+mod progress;
+mod statistics;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::cli::{Cli, Command};
+
+fn main() -> ExitCode {
+    let Cli { command, globals } = Cli::parse();
+    let logging = match &command {
+        Command::StageWorker => logging::init_worker(),
+        _ => logging::init(globals.verbose),
+    };
+    let outcome = logging.and_then(|()| commands::run(command, &globals));
+    outcome.map_or_else(|error| exit::report(&error), |()| ExitCode::SUCCESS)
+}

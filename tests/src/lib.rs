@@ -1,2 +1,10 @@
-//! placeholder
+//! Starts real `shoal` processes for tests and watches them from outside, as a user would.
+//!
+//! It knows the binary, HTTP and `/proc`; it must not reach into the product's crates to make a test easier.
 #![forbid(unsafe_code)]
+
+pub mod chat;
+pub mod models;
+pub mod process;
+pub mod reference;
+pub mod server;

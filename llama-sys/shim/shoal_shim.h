@@ -1,0 +1,6 @@
+// All headers of the shim: the one file that bindgen reads. Plain C.
+#pragma once
+
+#include "core.h"
+#include "chat.h"
+#include "grammar.h"

@@ -1,0 +1,215 @@
+//! Keeps one stage alive: starts its worker, waits until it has loaded, asks it for a sign of life every second, and
+//! starts another when it is lost. It knows nothing of the other stages.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cluster::{Bytes, Epoch, StageMemory, StageReport};
+use protocol::tls::{self, TlsIdentity};
+use protocol::v1::stage_client::StageClient;
+use protocol::v1::{LoadState, StatusReply, StatusRequest};
+use protocol::worker::WorkerConfig;
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Channel;
+
+use super::board::{LoadedStage, StagePhase};
+use super::process::{Ended, WorkerCommand, WorkerProcess};
+use super::restarts::{Failure, Restarts, Verdict};
+use crate::host::available_memory;
+
+/// Between two signs of life of a stage that serves.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+
+/// Within which a stage that serves must answer: a frozen one is lost within four seconds, an event to the client
+/// within five.
+const HEARTBEAT_DEADLINE: Duration = Duration::from_secs(3);
+
+/// While it loads, progress is shown to people …
+const LOAD_POLL: Duration = Duration::from_millis(200);
+
+/// … and nobody waits for tokens, while the disk and all cores may be busy.
+const LOAD_DEADLINE: Duration = Duration::from_secs(15);
+
+/// A worker that is asked to stop has this long before it is killed.
+pub(super) const STOP_GRACE: Duration = Duration::from_secs(2);
+
+/// One stage to be kept alive.
+pub(super) struct Keeper {
+    /// Its place in the chain, and in `board`.
+    pub(super) index: usize,
+    pub(super) command: WorkerCommand,
+    pub(super) config: WorkerConfig,
+    /// What to report before the worker has spoken.
+    pub(super) report: StageReport,
+    /// Whose certificate asks.
+    pub(super) identity: TlsIdentity,
+    pub(super) board: watch::Sender<Vec<StagePhase>>,
+    /// Told when the stage answers but cannot be linked.
+    pub(super) restart: Arc<Notify>,
+    pub(super) shutdown: CancellationToken,
+}
+
+/// Why there is no longer a worker.
+struct Lost {
+    reason: String,
+    failure: Failure,
+}
+
+impl Lost {
+    fn crash(reason: impl Into<String>) -> Self {
+        Self { reason: reason.into(), failure: Failure::Crash }
+    }
+}
+
+/// A worker's time as a loaded stage.
+#[derive(Default)]
+struct Service {
+    since: Option<Instant>,
+}
+
+impl Keeper {
+    /// Runs until shut down or given up. The worker is gone when it returns.
+    pub(super) async fn run(self) {
+        let mut restarts = Restarts::default();
+        for incarnation in 1.. {
+            let mut service = Service::default();
+            let Some(lost) = self.run_worker(incarnation, &mut service).await else { return };
+            let served = service.since.map_or(Duration::ZERO, |since| since.elapsed());
+            let pause = match restarts.lost(lost.failure, served) {
+                Verdict::RestartAfter(pause) => pause,
+                Verdict::GiveUp(tries) => return self.give_up(&lost, tries).await,
+            };
+            let Lost { reason, .. } = lost;
+            tracing::warn!(stage = self.index, %reason, pause_ms = pause.as_millis() as u64, "the stage was lost");
+            self.show(StagePhase::Starting { progress: 0.0, lost: Some(reason) });
+            tokio::select! {
+                () = self.shutdown.cancelled() => return,
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+    }
+
+    async fn give_up(&self, lost: &Lost, tries: u32) {
+        let reason = format!("{} ({tries} workers were lost in a row)", lost.reason);
+        tracing::error!(stage = self.index, %reason, "the stage is given up");
+        self.show(StagePhase::GivenUp { reason });
+        // The phase stays on the board until the replica is shut down.
+        self.shutdown.cancelled().await;
+    }
+
+    /// Runs one worker to its end; `None` when it was shut down.
+    async fn run_worker(&self, incarnation: u64, service: &mut Service) -> Option<Lost> {
+        let started = tokio::select! {
+            () = self.shutdown.cancelled() => return None,
+            started = WorkerProcess::start(&self.command, &self.config, &self.shutdown) => started,
+        };
+        let mut worker = match started {
+            Ok(worker) => worker,
+            Err(e) => return Some(Lost::crash(e.to_string())),
+        };
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, worker.port));
+        let pid = worker.pid;
+        tracing::debug!(stage = self.index, pid, %address, "the worker listens");
+        let lost = tokio::select! {
+            () = self.shutdown.cancelled() => None,
+            ended = worker.ended() => Some(Lost::crash(self.explain(ended))),
+            lost = self.watch(LoadedStage {
+                incarnation, address, report: StageReport { pid, ..self.report.clone() }, broken_link: None,
+            }, service) => Some(lost),
+            () = self.restart.notified() => Some(Lost::crash("it could not be linked")),
+        };
+        match lost {
+            None => worker.stop(STOP_GRACE).await,
+            Some(_) => worker.kill().await,
+        }
+        lost
+    }
+
+    fn explain(&self, ended: Ended) -> String {
+        let shortage = self.shortage().filter(|_| ended.was_killed).unwrap_or_default();
+        format!("the worker {}{shortage}", ended.how)
+    }
+
+    fn failed_to_load(&self, failure: String) -> Lost {
+        let shortage = self.shortage().unwrap_or_default();
+        Lost { reason: format!("it could not load its layers: {failure}{shortage}"), failure: Failure::Load }
+    }
+
+    /// The numbers, where memory is likely to be what was missing.
+    fn shortage(&self) -> Option<String> {
+        let (needed, available) = (self.report.estimated.total(), available_memory());
+        let short = available < needed;
+        short.then(|| format!("; probably out of memory: it needs {needed} and {available} are available"))
+    }
+
+    /// Asks the worker for signs of life until there is none.
+    async fn watch(&self, mut stage: LoadedStage, service: &mut Service) -> Lost {
+        let mut client = match tls::connect(stage.address, &self.identity).await {
+            Ok(channel) => StageClient::new(channel),
+            Err(e) => return Lost::crash(e.to_string()),
+        };
+        loop {
+            let deadline = if service.since.is_some() { HEARTBEAT_DEADLINE } else { LOAD_DEADLINE };
+            let status = match ask(&mut client, deadline).await {
+                Ok(status) => status,
+                Err(lost) => return lost,
+            };
+            match status.state() {
+                LoadState::Loaded => {
+                    service.since.get_or_insert_with(Instant::now);
+                    take_over(&mut stage, &status);
+                    self.show(StagePhase::Loaded(stage.clone()));
+                }
+                LoadState::Failed => return self.failed_to_load(status.failure),
+                LoadState::Loading | LoadState::Unspecified => self.show_progress(status.progress),
+            }
+            tokio::time::sleep(if service.since.is_some() { HEARTBEAT } else { LOAD_POLL }).await;
+        }
+    }
+
+    fn show_progress(&self, share: f32) {
+        self.board.send_if_modified(|phases| match phases.get_mut(self.index) {
+            Some(StagePhase::Starting { progress, .. }) if *progress != share => {
+                *progress = share;
+                true
+            }
+            _ => false,
+        });
+    }
+
+    fn show(&self, phase: StagePhase) {
+        self.board.send_if_modified(|phases| match phases.get_mut(self.index) {
+            Some(shown) if *shown != phase => {
+                *shown = phase;
+                true
+            }
+            _ => false,
+        });
+    }
+}
+
+async fn ask(client: &mut StageClient<Channel>, deadline: Duration) -> Result<StatusReply, Lost> {
+    match tokio::time::timeout(deadline, client.status(StatusRequest {})).await {
+        Ok(Ok(reply)) => Ok(reply.into_inner()),
+        Ok(Err(status)) => Err(Lost::crash(format!("its status cannot be had: {}", status.message()))),
+        Err(_) => Err(Lost::crash(format!("it did not answer for {} s", deadline.as_secs()))),
+    }
+}
+
+fn take_over(stage: &mut LoadedStage, status: &StatusReply) {
+    stage.broken_link =
+        (!status.link_failure.is_empty()).then(|| (Epoch(status.epoch), status.link_failure.clone()));
+    stage.report.gpu_layers = status.gpu_layers;
+    // The first report counts: later ones differ by what the worker has cached since.
+    if let (Some(memory), Bytes::ZERO) = (&status.memory, stage.report.resident) {
+        stage.report.resident = Bytes(memory.resident);
+        stage.report.estimated = StageMemory {
+            weights: Bytes(memory.weights),
+            cache: Bytes(memory.cache),
+            compute: Bytes(memory.compute),
+            runtime: Bytes(memory.runtime),
+        };
+    }
+}

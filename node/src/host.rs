@@ -1,0 +1,44 @@
+//! What this host offers: memory and cores.
+
+use std::num::NonZero;
+
+use cluster::Bytes;
+use sysinfo::{MemoryRefreshKind, RefreshKind, System};
+
+/// Memory that processes started now can use: what the operating system calls available, or less where this
+/// process runs under a control group's limit (a container).
+pub fn available_memory() -> Bytes {
+    let ram = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
+    let system = System::new_with_specifics(ram);
+    let available = Bytes(system.available_memory());
+    // Pages of files count against the limit until the kernel needs them, so only anonymous memory is taken off.
+    let limit =
+        system.cgroup_limits().map(|group| Bytes(group.total_memory).saturating_sub(Bytes(group.rss)));
+    limit.map_or(available, |limit| limit.min(available))
+}
+
+/// Threads for each of `stages` stages on this host: the physical cores, shared out.
+///
+/// llama.cpp's threads spin at a barrier after every operation of the graph. Two stages that each take all cores
+/// therefore do not share them but stall each other; a second hardware thread of a core adds nothing either.
+pub fn default_threads(stages: u32) -> u32 {
+    let allowed = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let cores = System::physical_core_count().map_or(allowed, |cores| cores.min(allowed));
+    (u32::try_from(cores).unwrap_or(u32::MAX) / stages.max(1)).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stage_always_gets_a_thread() {
+        assert!(default_threads(1) >= 1);
+        assert_eq!(default_threads(100_000), 1);
+    }
+
+    #[test]
+    fn some_memory_is_available() {
+        assert!(available_memory() > Bytes::from_mib(1));
+    }
+}

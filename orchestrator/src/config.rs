@@ -1,0 +1,62 @@
+//! What the orchestrator is told by whoever starts it. Knows nothing of where the values come from.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use cluster::{Bytes, ReplicaState};
+use protocol::tls::TlsIdentity;
+use tokio::sync::watch;
+
+/// What is served, and where the replica is.
+#[derive(Debug)]
+pub struct OrchestratorConfig {
+    /// The id under which the model is listed.
+    pub model_name: String,
+    /// Other names a request may use for it.
+    pub aliases: Vec<String>,
+    /// The whole model, of which only the vocabulary and the chat template are read.
+    pub model_path: PathBuf,
+    /// The source of a chat template to use in place of the model's own.
+    pub chat_template: Option<String>,
+    /// The agent's word on the replica.
+    pub replica: watch::Receiver<ReplicaState>,
+    /// Who this process is to the master.
+    pub tls: TlsIdentity,
+    /// Tokens a slot holds.
+    pub n_ctx: u32,
+    /// Bounds on what clients may ask for.
+    pub limits: Limits,
+}
+
+/// Bounds on what clients may ask for.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// Largest request body.
+    pub max_body: Bytes,
+    /// Requests for a generation that may be open at once, running and queued together.
+    pub max_open_requests: usize,
+    /// How long a request body may take to arrive.
+    pub body_deadline: Duration,
+    /// How often a comment is sent on a stream that has nothing else to send.
+    pub keep_alive: Duration,
+    /// How long answers under way may go on after a shutdown began.
+    pub drain: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            // Two million words of text: more than any context holds.
+            max_body: Bytes::from_mib(10),
+            // The engine's queue is the limit that is met in practice; this one bounds memory, and is the bound on
+            // bodies that are being read: 256 × 10 MiB at worst.
+            max_open_requests: 256,
+            // 10 MiB at 1.4 Mbit/s.
+            body_deadline: Duration::from_secs(60),
+            // Proxies commonly give a silent connection up after 30 to 60 s.
+            keep_alive: Duration::from_secs(10),
+            // Whoever presses Ctrl-C wants an end; a short answer may still finish.
+            drain: Duration::from_secs(2),
+        }
+    }
+}

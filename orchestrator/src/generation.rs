@@ -1,0 +1,276 @@
+//! One generation under way: from the master's tokens to pieces of text, and what it came to.
+//!
+//! Knows nothing of the shape of answers. Dropping it cancels the request on every stage, so whoever holds it need
+//! not do anything when the client goes away, wherever the request is then: in the queue, in prefill or in decode.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Instant;
+
+use protocol::v1;
+use protocol::v1::generate_event::Event;
+use tokio_util::sync::CancellationToken;
+
+use crate::app::{Admission, App};
+use crate::model::{Control, TextModel};
+use crate::openai::{ApiError, Candidate, Timings, TokenLogprob, Usage};
+use crate::replica::TokenStream;
+use crate::text::{self, TextStream};
+
+/// A request, ready to be sent to a master, and how to read its answer.
+pub(crate) struct Prepared {
+    /// For the master.
+    pub(crate) request: v1::GenerateRequest,
+    /// The text ends before the first of these.
+    pub(crate) stops: Vec<String>,
+    /// Control tokens that are part of the text, since the parser of the answer looks for them.
+    pub(crate) shown: HashSet<i32>,
+}
+
+/// A piece of the answer's text, and its tokens' log probabilities where they were asked for.
+#[derive(Debug)]
+pub(crate) struct Piece {
+    pub(crate) text: String,
+    pub(crate) logprobs: Vec<TokenLogprob>,
+}
+
+/// A step of a generation.
+#[derive(Debug)]
+pub(crate) enum Progress {
+    /// More follows.
+    Piece(Piece),
+    /// Nothing follows.
+    Last(Piece, Outcome),
+}
+
+/// What a generation came to.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Outcome {
+    pub(crate) end: End,
+    pub(crate) usage: Usage,
+    pub(crate) timings: Timings,
+}
+
+/// Why a generation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum End {
+    /// The model ended its answer, or a stop string did.
+    Stopped,
+    /// `max_tokens` or the slot's end.
+    Full,
+}
+
+/// A generation under way.
+pub(crate) struct Generation {
+    /// `None` once it has ended.
+    tokens: Option<TokenStream>,
+    /// Received before the client was answered.
+    first: Option<Event>,
+    text: TextStream<TokenLogprob>,
+    shown: HashSet<i32>,
+    model: Arc<TextModel>,
+    closing: CancellationToken,
+    journal: Journal,
+    _place: Admission,
+}
+
+/// What is counted on the way.
+#[derive(Debug)]
+struct Journal {
+    request: String,
+    prompt: u32,
+    cached: u32,
+    generated: u32,
+    sent: Instant,
+    started: Option<Instant>,
+    first_token: Option<Instant>,
+    is_closed: bool,
+}
+
+impl Generation {
+    /// Sends the request and waits for the master's first word, so that a refusal still becomes an HTTP status.
+    pub(crate) async fn start(
+        app: &App,
+        model: Arc<TextModel>,
+        prepared: Prepared,
+        place: Admission,
+    ) -> Result<Self, ApiError> {
+        let Prepared { request, stops, shown } = prepared;
+        let journal = Journal::new(&request);
+        let tokens = app.replica.generate(request).await?;
+        let mut generation = Self {
+            tokens: Some(tokens),
+            first: None,
+            text: TextStream::new(stops),
+            shown,
+            model,
+            closing: app.closing(),
+            journal,
+            _place: place,
+        };
+        generation.first = Some(generation.receive().await?);
+        Ok(generation)
+    }
+
+    /// The next piece of text that is not empty, or the last.
+    pub(crate) async fn next(&mut self) -> Result<Progress, ApiError> {
+        loop {
+            let event = match self.first.take() {
+                Some(first) => first,
+                None => self.receive().await?,
+            };
+            match event {
+                Event::Queued(queued) => {
+                    tracing::debug!(request = self.journal.request, position = queued.position, "queued");
+                }
+                Event::Started(started) => self.journal.start(&started),
+                Event::Token(token) => {
+                    let piece = self.token(&token)?;
+                    if let Some(stop) = &piece.stopped_by {
+                        tracing::trace!(bytes = stop.len(), "a stop string was completed");
+                        return Ok(self.stop(piece.into()));
+                    }
+                    let piece = Piece::from(piece);
+                    if !piece.text.is_empty() || !piece.logprobs.is_empty() {
+                        return Ok(Progress::Piece(piece));
+                    }
+                }
+                Event::Finished(finished) => return Ok(self.finish(finished)),
+                // Already an error where it was received.
+                Event::Failed(failed) => return Err(ApiError::Engine { reason: failed.message }),
+            }
+        }
+    }
+
+    async fn receive(&mut self) -> Result<Event, ApiError> {
+        let Some(tokens) = &mut self.tokens else {
+            return Err(ApiError::Internal { reason: "a generation was read after its end" });
+        };
+        let received = tokio::select! {
+            biased;
+            received = tokens.next() => received,
+            () = self.closing.cancelled() => Err(ApiError::ShuttingDown),
+        };
+        if let Err(error) = &received {
+            self.tokens = None;
+            self.journal.fail(error);
+        }
+        received
+    }
+
+    fn token(&mut self, token: &v1::GeneratedToken) -> Result<text::Piece<TokenLogprob>, ApiError> {
+        self.journal.count();
+        let control = if self.shown.contains(&token.id) { Control::Shown } else { Control::Hidden };
+        let bytes = self.model.token_bytes(token.id, control)?;
+        let logprob = token.logprob.map(|logprob| self.logprob(token, logprob)).transpose()?;
+        Ok(self.text.push(&bytes, logprob))
+    }
+
+    fn logprob(&self, token: &v1::GeneratedToken, logprob: f32) -> Result<TokenLogprob, ApiError> {
+        let candidate = |id, logprob| {
+            let bytes = self.model.token_bytes(id, Control::Shown)?;
+            Ok(Candidate::new(bytes, logprob))
+        };
+        let top =
+            token.top.iter().map(|top| candidate(top.id, top.logprob)).collect::<Result<_, ApiError>>()?;
+        Ok(TokenLogprob::new(candidate(token.id, logprob)?, top))
+    }
+
+    /// A stop string ends the generation before the master does.
+    fn stop(&mut self, last: Piece) -> Progress {
+        self.tokens = None;
+        let Journal { prompt, cached, generated, .. } = self.journal;
+        let usage = Usage::new(prompt, cached, generated);
+        let (prefill_ms, decode_ms) = self.journal.elapsed_ms();
+        let timings = Timings::new(usage, prefill_ms, decode_ms);
+        self.last(last, Outcome { end: End::Stopped, usage, timings })
+    }
+
+    fn finish(&mut self, finished: v1::Finished) -> Progress {
+        self.tokens = None;
+        let rest = self.text.finish();
+        let end = match finished.reason() {
+            v1::FinishReason::Length => End::Full,
+            v1::FinishReason::Stop | v1::FinishReason::Unspecified => End::Stopped,
+        };
+        let Journal { prompt, cached, .. } = self.journal;
+        let usage = Usage::new(prompt, cached, finished.generated_tokens);
+        let timings = Timings::new(usage, finished.prefill_ms, finished.decode_ms);
+        self.last(rest.into(), Outcome { end, usage, timings })
+    }
+
+    fn last(&mut self, piece: Piece, outcome: Outcome) -> Progress {
+        self.journal.close(&outcome);
+        Progress::Last(piece, outcome)
+    }
+}
+
+impl From<text::Piece<TokenLogprob>> for Piece {
+    fn from(piece: text::Piece<TokenLogprob>) -> Self {
+        Self { text: piece.text, logprobs: piece.tokens }
+    }
+}
+
+impl Journal {
+    fn new(request: &v1::GenerateRequest) -> Self {
+        Self {
+            request: request.request.clone(),
+            // A prompt that fits a slot has fewer tokens than that.
+            prompt: u32::try_from(request.prompt.len()).unwrap_or(u32::MAX),
+            cached: 0,
+            generated: 0,
+            sent: Instant::now(),
+            started: None,
+            first_token: None,
+            is_closed: false,
+        }
+    }
+
+    fn start(&mut self, started: &v1::Started) {
+        self.cached = started.cached_tokens;
+        self.started = Some(Instant::now());
+    }
+
+    fn count(&mut self) {
+        self.generated = self.generated.saturating_add(1);
+        self.first_token.get_or_insert_with(Instant::now);
+    }
+
+    /// Prefill and decode, as seen from here.
+    fn elapsed_ms(&self) -> (f64, f64) {
+        let started = self.started.unwrap_or(self.sent);
+        let first = self.first_token.unwrap_or(started);
+        ((first - started).as_secs_f64() * 1e3, first.elapsed().as_secs_f64() * 1e3)
+    }
+
+    fn close(&mut self, outcome: &Outcome) {
+        self.is_closed = true;
+        tracing::info!(
+            request = self.request,
+            end = ?outcome.end,
+            prompt_tokens = outcome.usage.prompt_tokens(),
+            cached_tokens = self.cached,
+            completion_tokens = outcome.usage.completion_tokens(),
+            total_ms = self.sent.elapsed().as_millis(),
+            "answered"
+        );
+    }
+
+    fn fail(&mut self, error: &ApiError) {
+        self.is_closed = true;
+        let (_, code) = error.status_and_code();
+        tracing::warn!(request = self.request, code, generated = self.generated, "ended early");
+    }
+}
+
+impl Drop for Journal {
+    fn drop(&mut self) {
+        if !self.is_closed {
+            tracing::info!(
+                request = self.request,
+                generated = self.generated,
+                "cancelled: the client went away"
+            );
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! Who may talk to whom: a cluster CA that lives in memory, identities signed by it, and connections that are TLS
+//! with a certificate of that CA on both sides. Knows nothing of the messages.
+//!
+//! Every certificate carries the name [`SERVER_NAME`] alone. Hosts have many addresses, and addresses change; what a
+//! connection proves is membership of the cluster, not an address.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
+};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tokio_rustls::rustls::{RootCertStore, ServerConfig, crypto, version};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+
+/// The name in every certificate of a cluster.
+pub const SERVER_NAME: &str = "shoal.internal";
+
+/// How long a connection may take, TCP and TLS together. A LAN answers in milliseconds; a busy host in a second.
+pub const CONNECT_DEADLINE: Duration = Duration::from_secs(3);
+
+/// A silent connection is asked for a sign of life after this long …
+pub const KEEPALIVE_INTERVAL: Duration = Duration::from_millis(750);
+
+/// … and given up when none comes for this long, so that a frozen peer is noticed within 3 s.
+pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A certificate authority that exists as long as the process.
+pub struct ClusterCa {
+    issuer: Issuer<'static, KeyPair>,
+    pem: String,
+}
+
+/// A member's certificate and key, with the CA's certificate to check others by.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TlsIdentity {
+    /// The CA's certificate.
+    pub ca_pem: String,
+    /// The member's certificate.
+    pub cert_pem: String,
+    /// The member's private key.
+    pub key_pem: String,
+}
+
+/// Why a certificate or TLS configuration could not be made.
+#[derive(Debug, Error)]
+pub enum TlsError {
+    /// A key or certificate could not be generated.
+    #[error("cannot issue a certificate for {name:?}")]
+    Issue {
+        /// Whose.
+        name: String,
+        /// The generator's reason.
+        #[source]
+        source: rcgen::Error,
+    },
+    /// A PEM text is not one.
+    #[error("cannot read the {what} of a TLS identity")]
+    Pem {
+        /// Which text.
+        what: &'static str,
+        /// The parser's reason.
+        #[source]
+        source: tokio_rustls::rustls::pki_types::pem::Error,
+    },
+    /// The parts do not make a configuration.
+    #[error("a TLS identity cannot be used: {reason}")]
+    Identity {
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+/// Why there is no connection.
+#[derive(Debug, Error)]
+pub enum ConnectError {
+    /// The address cannot be dialled.
+    #[error("{address:?} is not an address of the form host:port")]
+    Address {
+        /// As given.
+        address: String,
+        /// The parser's reason.
+        #[source]
+        source: tonic::transport::Error,
+    },
+    /// The identity cannot be used.
+    #[error("cannot use the TLS identity to connect to {address}")]
+    Tls {
+        /// As given.
+        address: String,
+        /// The reason.
+        #[source]
+        source: tonic::transport::Error,
+    },
+    /// No answer in time.
+    #[error("{address} did not answer within {} s", deadline.as_secs_f32())]
+    Deadline {
+        /// As given.
+        address: String,
+        /// The limit.
+        deadline: Duration,
+    },
+    /// Refused, or not a member of this cluster.
+    #[error("cannot connect to {address}: {}", root_cause(source))]
+    Refused {
+        /// As given.
+        address: String,
+        /// The reason.
+        #[source]
+        source: tonic::transport::Error,
+    },
+}
+
+impl ClusterCa {
+    /// A new CA with a key of its own.
+    pub fn new() -> Result<Self, TlsError> {
+        let name = "shoal cluster CA";
+        let issue = |source| TlsError::Issue { name: name.to_owned(), source };
+        let mut params = CertificateParams::new(Vec::new()).map_err(issue)?;
+        params.distinguished_name.push(DnType::CommonName, name);
+        // It signs members, never another CA.
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        let key = KeyPair::generate().map_err(issue)?;
+        let pem = params.self_signed(&key).map_err(issue)?.pem();
+        Ok(Self { issuer: Issuer::new(params, key), pem })
+    }
+
+    /// An identity with a new key, good for both ends of a connection.
+    pub fn issue(&self, common_name: &str) -> Result<TlsIdentity, TlsError> {
+        let issue = |source| TlsError::Issue { name: common_name.to_owned(), source };
+        let mut params = CertificateParams::new(vec![SERVER_NAME.to_owned()]).map_err(issue)?;
+        params.distinguished_name.push(DnType::CommonName, common_name);
+        params.use_authority_key_identifier_extension = true;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        let key = KeyPair::generate().map_err(issue)?;
+        let cert = params.signed_by(&key, &self.issuer).map_err(issue)?;
+        Ok(TlsIdentity { ca_pem: self.pem.clone(), cert_pem: cert.pem(), key_pem: key.serialize_pem() })
+    }
+}
+
+impl fmt::Debug for ClusterCa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClusterCa").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for TlsIdentity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Never the key: configurations are logged.
+        f.debug_struct("TlsIdentity").finish_non_exhaustive()
+    }
+}
+
+/// What a server of the cluster presents, and whom it admits: TLS 1.3, HTTP/2, clients of the same CA only.
+pub fn server_config(identity: &TlsIdentity) -> Result<Arc<ServerConfig>, TlsError> {
+    let unusable = |error: &dyn fmt::Display| TlsError::Identity { reason: error.to_string() };
+    let provider = Arc::new(crypto::ring::default_provider());
+    let mut roots = RootCertStore::empty();
+    for cert in certificates("ca certificate", &identity.ca_pem)? {
+        roots.add(cert).map_err(|e| unusable(&e))?;
+    }
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
+        .build()
+        .map_err(|e| unusable(&e))?;
+    let key = PrivateKeyDer::from_pem_slice(identity.key_pem.as_bytes())
+        .map_err(|source| TlsError::Pem { what: "private key", source })?;
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&version::TLS13])
+        .map_err(|e| unusable(&e))?
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(certificates("certificate", &identity.cert_pem)?, key)
+        .map_err(|e| unusable(&e))?;
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    Ok(Arc::new(config))
+}
+
+fn certificates(what: &'static str, pem: &str) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let certificates: Vec<_> = CertificateDer::pem_slice_iter(pem.as_bytes())
+        .collect::<Result<_, _>>()
+        .map_err(|source| TlsError::Pem { what, source })?;
+    if certificates.is_empty() {
+        return Err(TlsError::Identity { reason: format!("its {what} is empty") });
+    }
+    Ok(certificates)
+}
+
+/// What a client of the cluster presents, and whom it trusts.
+pub fn client_config(identity: &TlsIdentity) -> ClientTlsConfig {
+    ClientTlsConfig::new()
+        .ca_certificate(Certificate::from_pem(&identity.ca_pem))
+        .identity(Identity::from_pem(&identity.cert_pem, &identity.key_pem))
+        .domain_name(SERVER_NAME)
+}
+
+/// Connects to a member at `address` (`host:port`) within [`CONNECT_DEADLINE`], and notices later when it freezes.
+///
+/// The channel re-connects by itself for calls made after its connection broke.
+pub async fn connect(
+    address: impl fmt::Display + Send,
+    identity: &TlsIdentity,
+) -> Result<Channel, ConnectError> {
+    let address = address.to_string();
+    let endpoint = Endpoint::from_shared(format!("https://{address}"))
+        .map_err(|source| ConnectError::Address { address: address.clone(), source })?
+        .connect_timeout(CONNECT_DEADLINE)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
+        .keep_alive_timeout(KEEPALIVE_TIMEOUT)
+        .keep_alive_while_idle(true)
+        .tls_config(client_config(identity))
+        .map_err(|source| ConnectError::Tls { address: address.clone(), source })?;
+    // The endpoint's own limit covers TCP alone; a peer that accepts and then says nothing must not hold us either.
+    match tokio::time::timeout(CONNECT_DEADLINE, endpoint.connect()).await {
+        Ok(Ok(channel)) => Ok(channel),
+        Ok(Err(source)) => Err(ConnectError::Refused { address, source }),
+        Err(_) => Err(ConnectError::Deadline { address, deadline: CONNECT_DEADLINE }),
+    }
+}
+
+/// The innermost reason of an error: transport errors say only "transport error" themselves.
+pub fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_identity_never_prints_its_key() {
+        let identity = ClusterCa::new().unwrap().issue("a").unwrap();
+        assert!(identity.key_pem.contains("PRIVATE KEY"));
+        assert!(!format!("{identity:?}").contains("PRIVATE"));
+    }
+
+    #[test]
+    fn a_damaged_identity_is_refused_by_part() {
+        let good = ClusterCa::new().unwrap().issue("a").unwrap();
+        assert!(server_config(&good).is_ok());
+        let mut bad = good.clone();
+        bad.key_pem = "no key".to_owned();
+        assert!(server_config(&bad).unwrap_err().to_string().contains("private key"));
+        let mut bad = good.clone();
+        bad.cert_pem.clear();
+        assert!(server_config(&bad).unwrap_err().to_string().contains("certificate is empty"));
+        let mut bad = good;
+        bad.key_pem = ClusterCa::new().unwrap().issue("b").unwrap().key_pem;
+        assert!(server_config(&bad).is_err(), "a key of another certificate was accepted");
+    }
+
+    #[tokio::test]
+    async fn what_is_no_address_is_refused_by_name() {
+        let identity = ClusterCa::new().unwrap().issue("a").unwrap();
+        let error = connect("not an address", &identity).await.unwrap_err();
+        assert!(error.to_string().contains("\"not an address\""), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_accepts_and_says_nothing_is_given_up() {
+        let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let identity = ClusterCa::new().unwrap().issue("a").unwrap();
+        let error = connect(silent.local_addr().unwrap(), &identity).await.unwrap_err();
+        assert!(error.to_string().contains("did not answer within 3 s"), "{error}");
+    }
+}

@@ -1,0 +1,91 @@
+//! The command line as a whole. Each command's own arguments lie with the command.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::commands::{bench, serve, slice};
+
+/// Serves one large language model from the machines you own.
+#[derive(Debug, Parser)]
+#[command(
+    name = "shoal",
+    version,
+    propagate_version = true,
+    arg_required_else_help = true,
+    max_term_width = 100,
+    after_help = EXAMPLES
+)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+    #[command(flatten)]
+    pub(crate) globals: Globals,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  shoal serve -m SmolLM2 --stages 3     three processes, each with a third of the model, and an API on port 8080
+  shoal slice info model.gguf           what a model is made of
+  shoal slice verify -m SmolLM2 --cuts 10,20
+                                        whether the model cut there computes what the whole does
+
+A model is a .gguf file, or the start of the name of one in the models folder. Every option that has an
+environment variable shows it in `shoal COMMAND --help`.";
+
+/// What can be done.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run a model as a pipeline of processes and serve it through an OpenAI-compatible API.
+    Serve(Box<serve::ServeArgs>),
+    /// Describe, cut and verify models.
+    #[command(subcommand)]
+    Slice(slice::SliceCommand),
+    /// Measure.
+    #[command(subcommand)]
+    Bench(bench::BenchCommand),
+    /// Run one stage; started by `shoal serve`, configured on stdin.
+    #[command(hide = true)]
+    StageWorker,
+}
+
+/// Options of every command.
+#[derive(Debug, Args)]
+pub(crate) struct Globals {
+    /// Log more: -v progress of the parts, -vv details, -vvv everything. SHOAL_LOG takes finer filters.
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub(crate) verbose: u8,
+    /// Folder for what can be made again: slices and hashes [default: ~/.cache/shoal].
+    #[arg(long, global = true, env = "SHOAL_CACHE", value_name = "DIR")]
+    pub(crate) cache_dir: Option<PathBuf>,
+    /// Folder in which models are found by name [default: models in the cache folder].
+    #[arg(long, global = true, env = "SHOAL_MODELS", value_name = "DIR")]
+    pub(crate) models_dir: Option<PathBuf>,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_that_a_user_sees_explains_itself_with_an_example() {
+        fn check(command: &clap::Command, path: &str) {
+            for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set() && sub.get_name() != "help")
+            {
+                let path = format!("{path} {}", sub.get_name());
+                assert!(sub.get_about().is_some(), "{path} has no description");
+                let examples = sub.get_after_help().map(ToString::to_string).unwrap_or_default();
+                assert!(sub.has_subcommands() || examples.contains("shoal "), "{path} has no example");
+                check(sub, &path);
+            }
+        }
+        check(&Cli::command(), "shoal");
+    }
+}

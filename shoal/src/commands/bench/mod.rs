@@ -1,0 +1,22 @@
+//! `shoal bench`: measure.
+
+mod slices;
+
+use anyhow::Result;
+use clap::Subcommand;
+
+use crate::cli::Globals;
+
+/// What can be measured.
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// Compare the speed of a chain of slices with that of the whole model.
+    Slices(slices::SlicesArgs),
+}
+
+/// Runs a command.
+pub(crate) fn run(command: BenchCommand, globals: &Globals) -> Result<()> {
+    match command {
+        BenchCommand::Slices(args) => slices::run(&args, globals),
+    }
+}

@@ -1,0 +1,21 @@
+//! The commands, one file each.
+
+pub(crate) mod bench;
+mod model;
+pub(crate) mod serve;
+pub(crate) mod slice;
+mod stage_worker;
+
+use anyhow::Result;
+
+use crate::cli::{Command, Globals};
+
+/// Runs a command.
+pub(crate) fn run(command: Command, globals: &Globals) -> Result<()> {
+    match command {
+        Command::Serve(args) => serve::run(*args, globals),
+        Command::Slice(command) => slice::run(command, globals),
+        Command::Bench(command) => bench::run(command, globals),
+        Command::StageWorker => stage_worker::run(),
+    }
+}

@@ -1,0 +1,131 @@
+//! `shoal serve`: a replica of stage processes on this host, and the API over it.
+
+mod report;
+mod session;
+
+use std::num::NonZero;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::{Args, ValueEnum};
+use gguf::cut::{CutOptions, Uncertified};
+use node::agent::WorkerSettings;
+use node::{Layout, MemoryCheck, ReplicaRequest, default_threads};
+use protocol::rows::RowEncoding;
+
+use crate::cli::Globals;
+
+/// Arguments of `shoal serve`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shoal serve -m model.gguf                            one process, API on http://127.0.0.1:8080
+  shoal serve -m SmolLM2 --stages 3                    three processes with a third of the model each
+  shoal serve -m SmolLM2 --cuts 8,20 --slots 8         stages with blocks 0-7, 8-19 and the rest; 8 requests at once
+  shoal serve -m SmolLM2 --stages 2 --gpu-layers 0,15  the second stage's blocks on the GPU
+  shoal serve -m SmolLM2 --json                        one JSON object per event on stdout: ready, down
+
+Ctrl-C stops everything within seconds; pressed twice, at once.")]
+pub(crate) struct ServeArgs {
+    /// A .gguf file, or the start of the name of one in the models folder.
+    #[arg(short, long, env = "SHOAL_MODEL", value_name = "MODEL")]
+    model: String,
+    /// Name under which the API lists the model [default: the file's name without .gguf].
+    #[arg(long, env = "SHOAL_MODEL_NAME", value_name = "NAME")]
+    model_name: Option<String>,
+    /// File with a chat template (Jinja) to use in place of the model's own.
+    #[arg(long, env = "SHOAL_CHAT_TEMPLATE_FILE", value_name = "FILE")]
+    chat_template_file: Option<PathBuf>,
+    /// Stages, each a process with a part of the layers, split evenly by bytes.
+    #[arg(long, env = "SHOAL_STAGES", value_name = "N", default_value_t = 1, conflicts_with = "cuts")]
+    stages: u32,
+    /// First blocks of the second and later stages, instead of an even split.
+    #[arg(long, env = "SHOAL_CUTS", value_name = "BLOCKS", value_delimiter = ',')]
+    cuts: Option<Vec<u32>>,
+    /// Requests that generate at once; each takes memory for a context of its own.
+    #[arg(long, env = "SHOAL_SLOTS", value_name = "N", default_value_t = 4,
+          value_parser = clap::value_parser!(u32).range(1..=256))]
+    slots: u32,
+    /// Tokens per slot, prompt and answer together [default: 4096, or what the model was trained for if less].
+    #[arg(long, env = "SHOAL_CTX", value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    ctx: Option<u32>,
+    /// Address of the API. The default is this host alone, because the API asks for no key.
+    #[arg(long, env = "SHOAL_LISTEN", value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
+    listen: String,
+    /// CPU threads of each stage [default: the physical cores, shared out over the stages].
+    #[arg(long, env = "SHOAL_THREADS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=512))]
+    threads: Option<u32>,
+    /// Prompt tokens computed at once: more is faster, but running answers wait for so many.
+    #[arg(long, env = "SHOAL_PREFILL_CHUNK", value_name = "TOKENS", default_value_t = 256,
+          value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    prefill_chunk: u32,
+    /// Batches of answers in the pipeline at once [default: one per stage].
+    #[arg(long, env = "SHOAL_MICRO_BATCHES", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    micro_batches: Option<u32>,
+    /// Requests that may wait for a slot; more are refused with 503.
+    #[arg(long, env = "SHOAL_QUEUE", value_name = "N", default_value_t = 64,
+          value_parser = clap::value_parser!(u32).range(..=65_536))]
+    queue: u32,
+    /// How hidden rows travel between stages: f16 halves the traffic and changes the results slightly.
+    #[arg(long, env = "SHOAL_ENCODING", value_enum, default_value_t = EncodingArg::F32)]
+    encoding: EncodingArg,
+    /// Blocks on a GPU, for each stage.
+    #[arg(long, env = "SHOAL_GPU_LAYERS", value_name = "N,N,...", value_delimiter = ',')]
+    gpu_layers: Vec<u32>,
+    /// Cut architectures for which no test shows that slices compute what the whole model does.
+    #[arg(long, env = "SHOAL_ALLOW_UNCERTIFIED")]
+    allow_uncertified: bool,
+    /// Start even if the model seems not to fit. If it does not, the system swaps, or ends a stage.
+    #[arg(long, env = "SHOAL_IGNORE_MEMORY")]
+    ignore_memory: bool,
+    /// Print an event per line as JSON on stdout instead of words on stderr.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum EncodingArg {
+    /// Exact.
+    F32,
+    /// Half the bytes.
+    F16,
+}
+
+impl ServeArgs {
+    fn request(&self) -> ReplicaRequest {
+        let layout = match &self.cuts {
+            Some(cuts) => Layout::Cuts(cuts.clone()),
+            None => Layout::Stages(self.stages),
+        };
+        let uncertified = if self.allow_uncertified { Uncertified::Allow } else { Uncertified::Refuse };
+        ReplicaRequest {
+            layout,
+            gpu_layers: self.gpu_layers.clone(),
+            slots: self.slots,
+            n_ctx: self.ctx,
+            prefill_chunk: self.prefill_chunk,
+            options: CutOptions { uncertified },
+            memory_check: if self.ignore_memory { MemoryCheck::Warn } else { MemoryCheck::Enforce },
+        }
+    }
+
+    fn settings(&self, stages: u32) -> WorkerSettings {
+        WorkerSettings {
+            threads: self.threads.unwrap_or_else(|| default_threads(stages)),
+            micro_batches: self.micro_batches.unwrap_or(stages),
+            queue_limit: self.queue,
+            encoding: match self.encoding {
+                EncodingArg::F32 => RowEncoding::F32,
+                EncodingArg::F16 => RowEncoding::F16,
+            },
+        }
+    }
+}
+
+/// Serves until Ctrl-C.
+pub(crate) fn run(args: ServeArgs, globals: &Globals) -> Result<()> {
+    // HTTP, gRPC to local workers, supervision: little work that must never wait for each other.
+    let threads = std::thread::available_parallelism().map_or(2, NonZero::get).clamp(2, 4);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build();
+    runtime.context("starting the async runtime")?.block_on(session::serve(&args, globals))
+}

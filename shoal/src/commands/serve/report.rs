@@ -1,0 +1,276 @@
+//! What `shoal serve` says: words and a table on stderr, or events as JSON lines on stdout.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use cluster::{Bytes, LayerRange, ReplicaState, StageMemory, StageReport};
+use comfy_table::{CellAlignment, Table, presets};
+use node::ReplicaPlan;
+use serde::Serialize;
+
+use crate::output;
+
+/// What does not change during a run.
+pub(super) struct Facts {
+    /// Name of the model in the API.
+    pub(super) model: String,
+    url: String,
+    is_public: bool,
+    architecture: String,
+    n_layer: u32,
+    slots: u32,
+    n_ctx: u32,
+    predicted: Vec<StageMemory>,
+}
+
+impl Facts {
+    pub(super) fn new(model_name: Option<String>, address: SocketAddr, plan: &ReplicaPlan) -> Self {
+        let shape = plan.model().shape();
+        Self {
+            model: model_name.unwrap_or_else(|| plan.model().name()),
+            url: format!("http://{}", reachable(address)),
+            is_public: !address.ip().is_loopback(),
+            architecture: shape.architecture.clone(),
+            n_layer: shape.n_layer(),
+            slots: plan.load().slots,
+            n_ctx: plan.load().n_ctx,
+            predicted: plan.predicted().to_vec(),
+        }
+    }
+}
+
+/// An address to open: where the server listens on all, the loopback one.
+fn reachable(address: SocketAddr) -> SocketAddr {
+    let ip = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    SocketAddr::new(ip, address.port())
+}
+
+#[derive(Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+enum Event<'a> {
+    Starting {
+        url: &'a str,
+        model: &'a str,
+    },
+    Ready {
+        url: &'a str,
+        model: &'a str,
+        architecture: &'a str,
+        n_layer: u32,
+        slots: u32,
+        n_ctx: u32,
+        stages: Vec<StageEntry>,
+    },
+    Down {
+        reason: &'a str,
+    },
+}
+
+/// A stage in the table. Sizes in bytes.
+#[derive(Serialize)]
+struct StageEntry {
+    stage: u32,
+    layers: LayerRange,
+    gpu_layers: u32,
+    threads: u32,
+    pid: u32,
+    /// By llama.cpp's own account of what it allocated.
+    estimated: StageMemory,
+    estimated_bytes: Bytes,
+    /// What the operating system says.
+    resident_bytes: Bytes,
+    /// Of the resident memory from `estimated_bytes`.
+    difference_percent: f64,
+    /// Before the start, from the model's description alone: what the memory check went by.
+    predicted: StageMemory,
+    predicted_bytes: Bytes,
+}
+
+impl StageEntry {
+    fn new(report: &StageReport, predicted: StageMemory, threads: u32) -> Self {
+        let estimated_bytes = report.estimated.total();
+        let difference = report.resident.mib() - estimated_bytes.mib();
+        Self {
+            stage: report.stage.0,
+            layers: report.layers,
+            gpu_layers: report.gpu_layers,
+            threads,
+            pid: report.pid,
+            estimated: report.estimated,
+            estimated_bytes,
+            resident_bytes: report.resident,
+            difference_percent: difference / estimated_bytes.mib().max(f64::MIN_POSITIVE) * 100.0,
+            predicted,
+            predicted_bytes: predicted.total(),
+        }
+    }
+}
+
+/// For whom events are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Audience {
+    /// People, on stderr.
+    People,
+    /// Programs, as JSON lines on stdout.
+    Programs,
+}
+
+/// Says what happens.
+pub(super) struct Reporter<'a> {
+    facts: &'a Facts,
+    audience: Audience,
+    threads: u32,
+    serves: Serves,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Serves {
+    NotYet,
+    Now,
+    NoLonger,
+}
+
+impl<'a> Reporter<'a> {
+    pub(super) fn new(facts: &'a Facts, audience: Audience, threads: u32) -> Self {
+        Self { facts, audience, threads, serves: Serves::NotYet }
+    }
+
+    /// The API listens and says that it is not ready.
+    pub(super) fn starting(&self) -> io::Result<()> {
+        let Facts { url, model, is_public, .. } = self.facts;
+        match self.audience {
+            Audience::Programs => return output::print_json_line(&Event::Starting { url, model }),
+            Audience::People if *is_public => {
+                output::note(
+                    "note: anyone who can reach this address can use the model: the API asks for no key",
+                )?;
+            }
+            Audience::People => {}
+        }
+        Ok(())
+    }
+
+    /// The replica's state may be another. Says so once per change between serving and not.
+    pub(super) fn changed(&mut self, state: &ReplicaState, reports: &[StageReport]) -> io::Result<()> {
+        match (state, self.serves) {
+            (ReplicaState::Ready { .. }, Serves::NotYet | Serves::NoLonger) => self.ready(reports),
+            (ReplicaState::Down { reason }, Serves::Now) => self.down(reason),
+            _ => Ok(()),
+        }
+    }
+
+    fn ready(&mut self, reports: &[StageReport]) -> io::Result<()> {
+        let again = self.serves == Serves::NoLonger;
+        self.serves = Serves::Now;
+        let facts = self.facts;
+        let zipped = reports.iter().zip(&facts.predicted);
+        let stages: Vec<_> =
+            zipped.map(|(report, &memory)| StageEntry::new(report, memory, self.threads)).collect();
+        let Facts { url, model, architecture, slots, n_ctx, n_layer, .. } = facts;
+        if self.audience == Audience::Programs {
+            let (n_layer, slots, n_ctx) = (*n_layer, *slots, *n_ctx);
+            return output::print_json_line(&Event::Ready {
+                url,
+                model,
+                architecture,
+                n_layer,
+                slots,
+                n_ctx,
+                stages,
+            });
+        }
+        if again {
+            return output::note("the replica serves again");
+        }
+        output::note(&table(&stages))?;
+        output::note(&format!(
+            "{model} ({architecture}, {n_layer} blocks, {slots} slots of {n_ctx} tokens) is served at {url}/v1\n\
+             Ctrl-C stops it"
+        ))
+    }
+
+    fn down(&mut self, reason: &str) -> io::Result<()> {
+        self.serves = Serves::NoLonger;
+        match self.audience {
+            Audience::Programs => output::print_json_line(&Event::Down { reason }),
+            Audience::People => output::note(&format!("the replica is down: {reason}")),
+        }
+    }
+}
+
+fn table(stages: &[StageEntry]) -> String {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+    table.set_header([
+        "stage",
+        "layers",
+        "on GPU",
+        "threads",
+        "weights",
+        "KV cache",
+        "compute",
+        "runtime",
+        "estimated",
+        "resident",
+        "difference",
+    ]);
+    for stage in stages {
+        let StageMemory { weights, cache, compute, runtime } = stage.estimated;
+        table.add_row([
+            stage.stage.to_string(),
+            stage.layers.to_string(),
+            stage.gpu_layers.to_string(),
+            stage.threads.to_string(),
+            weights.to_string(),
+            cache.to_string(),
+            compute.to_string(),
+            runtime.to_string(),
+            stage.estimated_bytes.to_string(),
+            stage.resident_bytes.to_string(),
+            format!("{:+.1} %", stage.difference_percent),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use cluster::StageIndex;
+
+    use super::*;
+
+    #[test]
+    fn the_table_sets_what_was_estimated_against_what_is_resident() {
+        let report = StageReport {
+            stage: StageIndex(1),
+            layers: LayerRange::new(10, 20).unwrap(),
+            gpu_layers: 0,
+            pid: 1,
+            estimated: StageMemory {
+                weights: Bytes::from_mib(70),
+                cache: Bytes::from_mib(20),
+                compute: Bytes::from_mib(5),
+                runtime: Bytes::from_mib(5),
+            },
+            resident: Bytes::from_mib(110),
+        };
+        let text = table(&[StageEntry::new(&report, StageMemory::default(), 2)]);
+        for part in ["10..20", "70.0 MiB", "100.0 MiB", "110.0 MiB", "+10.0 %"] {
+            assert!(text.contains(part), "{part} is missing in\n{text}");
+        }
+    }
+
+    #[test]
+    fn the_url_can_be_opened_where_the_server_listens_on_all_addresses() {
+        assert_eq!(reachable(([0, 0, 0, 0], 80).into()).to_string(), "127.0.0.1:80");
+        assert_eq!(reachable("[::]:80".parse().unwrap()).to_string(), "[::1]:80");
+        assert_eq!(reachable(([10, 0, 0, 1], 80).into()).to_string(), "10.0.0.1:80");
+    }
+}

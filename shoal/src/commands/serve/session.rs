@@ -1,0 +1,210 @@
+//! One run of `shoal serve`, from its first bind to the end of its last child.
+
+use std::io;
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use cluster::ReplicaState;
+use node::agent::{Agent, ReplicaConfig, WorkerCommand};
+use node::{Folders, PreparedReplica, ReplicaPlan};
+use orchestrator::{Limits, OrchestratorConfig};
+use protocol::tls::ClusterCa;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::ServeArgs;
+use super::report::{Audience, Facts, Reporter};
+use crate::cli::Globals;
+use crate::commands::model;
+use crate::progress::ProgressView;
+use crate::{interrupt, logging};
+
+/// After a stop was asked for, HTTP has its own deadline for answers under way; this is for the unforeseen.
+const HTTP_DEADLINE: Duration = Duration::from_secs(6);
+
+/// Serves until it is told to stop, or cannot go on.
+pub(super) async fn serve(args: &ServeArgs, globals: &Globals) -> Result<()> {
+    // First, so that a port in use is told before minutes of cutting.
+    let listener = bind(&args.listen).await?;
+    let address = listener.local_addr().context("asking for the address of the API")?;
+    let folders = model::folders(globals)?;
+    let plan = ReplicaPlan::new(model::open(&args.model, &folders)?, &args.request())?;
+    let facts = Facts::new(args.model_name.clone(), address, &plan);
+    let ca = ClusterCa::new().context("making the cluster's certificate authority")?;
+    let waiting_for = "slices to be cut".to_owned();
+    let (state, seen) = watch::channel(ReplicaState::Loading { progress: 0.0, waiting_for });
+
+    let stop = CancellationToken::new();
+    let config = orchestrator_config(args, &facts, &plan, &ca, seen)?;
+    let mut http = tokio::spawn(orchestrator::serve(listener, config, stop.clone()));
+    let mut replica = Replica { args, globals, folders, ca, stop: stop.clone(), agent: None };
+    let outcome = tokio::select! {
+        outcome = replica.run(plan, state, &facts) => outcome,
+        ended = &mut http => match ended {
+            Ok(Ok(())) => Err(anyhow!("the HTTP server ended by itself")),
+            Ok(Err(e)) => Err(e.into()),
+            Err(e) => Err(e.into()),
+        },
+        () = stop_asked() => {
+            tokio::spawn(exit_at_second_request());
+            Ok(())
+        }
+    };
+    stop.cancel();
+    if !http.is_finished() && tokio::time::timeout(HTTP_DEADLINE, &mut http).await.is_err() {
+        http.abort();
+    }
+    if let Some(agent) = replica.agent {
+        agent.shutdown().await;
+    }
+    outcome
+}
+
+/// The replica's part of a run.
+struct Replica<'a> {
+    args: &'a ServeArgs,
+    globals: &'a Globals,
+    folders: Folders,
+    ca: ClusterCa,
+    stop: CancellationToken,
+    /// Kept here so that it can be shut down whatever ends the run.
+    agent: Option<Agent>,
+}
+
+impl Replica<'_> {
+    /// Cuts, starts, and reports; ends only with an error.
+    async fn run(
+        &mut self,
+        plan: ReplicaPlan,
+        state: watch::Sender<ReplicaState>,
+        facts: &Facts,
+    ) -> Result<()> {
+        let settings = self.args.settings(plan.stages().len() as u32);
+        let audience = if self.args.json { Audience::Programs } else { Audience::People };
+        let mut reporter = Reporter::new(facts, audience, settings.threads);
+        reporter.starting()?;
+        let prepared = self.prepare(plan).await?;
+        let config = ReplicaConfig { command: self.worker_command()?, replica: prepared, settings };
+        let agent = self.agent.insert(Agent::start(config, &self.ca, state)?);
+        show_loading(agent).await?;
+        let (mut state, reports) = (agent.state(), agent.reports());
+        loop {
+            let now = state.borrow_and_update().clone();
+            let reports = reports.borrow().clone();
+            reporter.changed(&now, &reports)?;
+            state.changed().await.context("the agent ended by itself")?;
+        }
+    }
+
+    async fn prepare(&self, plan: ReplicaPlan) -> Result<PreparedReplica> {
+        let (folders, stop) = (self.folders.clone(), self.stop.clone());
+        let prepared = tokio::task::spawn_blocking(move || {
+            let mut view = ProgressView::new();
+            plan.prepare(&folders, &mut |progress| {
+                view.show(&progress);
+                if stop.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            })
+        });
+        Ok(prepared.await.context("cutting the model")??)
+    }
+
+    /// This program again, as a worker.
+    fn worker_command(&self) -> Result<WorkerCommand> {
+        let program = std::env::current_exe().context("finding this program, to start workers from it")?;
+        let filter = logging::filter(self.globals.verbose);
+        Ok(WorkerCommand {
+            program,
+            args: vec!["stage-worker".into()],
+            env: vec![(logging::FILTER_VARIABLE.into(), filter.into())],
+        })
+    }
+}
+
+/// Shows how far the stages are until they serve.
+async fn show_loading(agent: &Agent) -> Result<()> {
+    let mut view = ProgressView::new();
+    let mut state = agent.state();
+    let ready = agent.ready();
+    tokio::pin!(ready);
+    loop {
+        tokio::select! {
+            outcome = &mut ready => {
+                outcome?;
+                return Ok(());
+            }
+            changed = state.changed() => changed.context("the agent ended by itself")?,
+        }
+        if let ReplicaState::Loading { progress, .. } = &*state.borrow_and_update() {
+            view.show_share("loading the stages", (progress * 1000.0) as u64, 1000);
+        }
+    }
+}
+
+fn orchestrator_config(
+    args: &ServeArgs,
+    facts: &Facts,
+    plan: &ReplicaPlan,
+    ca: &ClusterCa,
+    replica: watch::Receiver<ReplicaState>,
+) -> Result<OrchestratorConfig> {
+    let mut limits = Limits::default();
+    // The queue's limit is the user's to set; this one must not be met before it.
+    limits.max_open_requests = limits.max_open_requests.max((args.slots + args.queue) as usize);
+    let chat_template = args.chat_template_file.as_ref().map(|path| {
+        std::fs::read_to_string(path).with_context(|| format!("reading the chat template {}", path.display()))
+    });
+    let aliases = [Some(args.model.clone()), plan.model().shape().name.clone()];
+    Ok(OrchestratorConfig {
+        model_name: facts.model.clone(),
+        aliases: aliases.into_iter().flatten().filter(|alias| *alias != facts.model).collect(),
+        model_path: plan.model().path().to_owned(),
+        chat_template: chat_template.transpose()?,
+        replica,
+        tls: ca.issue("orchestrator").context("issuing the orchestrator's certificate")?,
+        n_ctx: plan.load().n_ctx,
+        limits,
+    })
+}
+
+async fn bind(address: &str) -> Result<TcpListener> {
+    TcpListener::bind(address).await.map_err(|e| match e.kind() {
+        io::ErrorKind::AddrInUse => anyhow!(
+            "listening on {address}: the port is in use by another program; choose another with --listen, \
+             such as --listen 127.0.0.1:8081"
+        ),
+        io::ErrorKind::InvalidInput => {
+            anyhow!(
+                "listening on {address}: {e}; give a host and a port, such as 127.0.0.1:8080 or [::1]:8080"
+            )
+        }
+        _ => anyhow!("listening on {address}: {e}"),
+    })
+}
+
+/// Waits for Ctrl-C or a polite kill.
+#[cfg(unix)]
+async fn stop_asked() {
+    use tokio::signal::unix::{SignalKind, signal};
+    // Without a handler, the signal ends the process at once; workers end with it.
+    let Ok(mut terminate) = signal(SignalKind::terminate()) else { return std::future::pending().await };
+    tokio::select! {
+        _ = terminate.recv() => {}
+        pressed = tokio::signal::ctrl_c() => if pressed.is_err() { std::future::pending().await },
+    }
+}
+
+/// Waits for Ctrl-C.
+#[cfg(not(unix))]
+async fn stop_asked() {
+    if tokio::signal::ctrl_c().await.is_err() {
+        std::future::pending().await
+    }
+}
+
+async fn exit_at_second_request() {
+    stop_asked().await;
+    // Workers end by themselves when this process does.
+    std::process::exit(interrupt::EXIT_CODE);
+}

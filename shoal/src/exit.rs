@@ -1,0 +1,62 @@
+//! How a command that failed ends: what is printed, and with which code.
+
+use std::error::Error;
+use std::process::ExitCode;
+
+use cluster::LayerRangeError;
+use gguf::cut::CutError;
+use node::{PrepareError, SliceError};
+
+/// The command line asks for something that does not exist, as clap's own errors do: exit code 2.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct UsageError(pub(crate) String);
+
+/// A wanted outcome that is a failure, such as a comparison that found a difference. It was reported already.
+#[derive(Debug, thiserror::Error)]
+#[error("the comparison failed")]
+pub(crate) struct Unequal;
+
+/// Prints why a command failed, and gives its exit code.
+pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
+    if error.is::<Unequal>() {
+        return ExitCode::from(1);
+    }
+    // Nothing can be done about a stderr that cannot be written.
+    let _ = crate::output::note(&format!("error: {error:#}"));
+    ExitCode::from(code(error))
+}
+
+fn code(error: &anyhow::Error) -> u8 {
+    if error.chain().any(is_usage) { 2 } else { 1 }
+}
+
+fn is_usage(cause: &(dyn Error + 'static)) -> bool {
+    let bad_range =
+        |error: &SliceError| matches!(error, SliceError::Cut(cut) if matches!(**cut, CutError::Range { .. }));
+    cause.is::<UsageError>()
+        || cause.is::<LayerRangeError>()
+        || cause.downcast_ref().is_some_and(bad_range)
+        || match cause.downcast_ref() {
+            Some(PrepareError::Layers(_) | PrepareError::GpuLayers { .. }) => true,
+            Some(PrepareError::Slices(error)) => bad_range(error),
+            _ => false,
+        }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Context;
+    use cluster::LayerRange;
+
+    use super::*;
+
+    #[test]
+    fn bad_usage_exits_with_2_and_other_failures_with_1() {
+        let cuts = LayerRange::from_cuts(&[9], 4).context("cutting").unwrap_err();
+        assert_eq!(code(&cuts), 2);
+        let cuts = PrepareError::from(LayerRange::from_cuts(&[9], 4).unwrap_err());
+        assert_eq!(code(&cuts.into()), 2);
+        assert_eq!(code(&anyhow::anyhow!("no such file")), 1);
+    }
+}

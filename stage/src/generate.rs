@@ -1,0 +1,240 @@
+//! The Engine service: requests on their way in, and their events on the way out.
+//!
+//! Events wait in a channel with room for every event that the request can have, so the inference thread never waits
+//! for a slow client; a client that does not read at all costs memory for the tokens of one slot, at most. A client that
+//! has gone is noticed by its closed channel.
+
+use std::error::Error;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use protocol::sampling::Generation;
+use protocol::v1;
+use protocol::worker::WorkerConfig;
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::Stream;
+use tonic::{Request, Response, Status};
+
+use crate::engine::{
+    AdmitError, Closed, Event, EventSink, FailureKind, FinishReason, Finished, GeneratedToken,
+    TokenProbability,
+};
+use crate::events::{Admit, Control, Inputs};
+use crate::shared::{LoadState, Shared};
+
+/// Events of a request besides its tokens and its places in the queue: one at the start, one at the end.
+const OTHER_EVENTS: usize = 2;
+
+type Item = Result<v1::GenerateEvent, Status>;
+
+/// The master's side of the Engine service.
+pub(crate) struct EngineService {
+    config: Arc<WorkerConfig>,
+    shared: Arc<Shared>,
+    inputs: Inputs,
+}
+
+impl EngineService {
+    pub(crate) fn new(config: Arc<WorkerConfig>, shared: Arc<Shared>, inputs: Inputs) -> Self {
+        Self { config, shared, inputs }
+    }
+
+    fn n_vocab(&self) -> Result<u32, Status> {
+        if !self.config.is_master() {
+            let WorkerConfig { stage, n_stages, .. } = *self.config;
+            return Err(Status::unimplemented(format!("stage {stage} of {n_stages} is not the master")));
+        }
+        match self.shared.load_state() {
+            LoadState::Loaded(loaded) => Ok(loaded.n_vocab),
+            LoadState::Loading(_) => Err(Status::unavailable("the master is loading")),
+            LoadState::Failed(reason) => Err(Status::unavailable(reason)),
+        }
+    }
+
+    /// Room for every event a request can have: a token per position, one of which every prompt takes, and its places
+    /// in the queue. It is announced again to those behind whenever someone leaves; nobody leaves more often than
+    /// there are places and slots to leave from, since those who come stand behind.
+    fn room(&self, generation: &Generation) -> usize {
+        let tokens = generation.max_tokens.min(self.config.n_ctx);
+        let places = self.config.queue_limit + self.config.slots;
+        tokens as usize + places as usize + OTHER_EVENTS
+    }
+}
+
+#[tonic::async_trait]
+impl v1::engine_server::Engine for EngineService {
+    type GenerateStream = EventStream;
+
+    async fn generate(
+        &self,
+        request: Request<v1::GenerateRequest>,
+    ) -> Result<Response<Self::GenerateStream>, Status> {
+        let n_vocab = self.n_vocab()?;
+        let generation = Generation::check(request.into_inner(), n_vocab)
+            .map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let (sender, receiver) = mpsc::channel(self.room(&generation));
+        // Made before the wait: a client that leaves meanwhile drops it, which frees what the engine has given.
+        let events = EventStream { receiver, shared: Arc::clone(&self.shared) };
+        let (reply, admitted) = oneshot::channel();
+        let admit = Admit { generation, events: Events(sender), reply };
+        let gone = || Status::unavailable("the inference thread has ended");
+        self.inputs.control.send(Control::Admit(Box::new(admit))).await.map_err(|_| gone())?;
+        admitted.await.map_err(|_| gone())?.map_err(|error| refusal(&error))?;
+        Ok(Response::new(events))
+    }
+
+    async fn engine_status(
+        &self,
+        _: Request<v1::EngineStatusRequest>,
+    ) -> Result<Response<v1::EngineStatusReply>, Status> {
+        self.n_vocab()?;
+        let status = self.shared.engine().ok_or_else(|| Status::unavailable("the engine has not started"))?;
+        Ok(Response::new(v1::EngineStatusReply {
+            slots: self.config.slots,
+            n_ctx: self.config.n_ctx,
+            active: status.active,
+            queued: status.queued,
+            queue_limit: self.config.queue_limit,
+            generated_tokens: status.generated_tokens,
+            prefilled_tokens: status.prefilled_tokens,
+        }))
+    }
+}
+
+/// The status by which the orchestrator tells refusals apart: RESOURCE_EXHAUSTED for a full queue, OUT_OF_RANGE for a
+/// prompt longer than a slot, UNAVAILABLE for what may pass, INVALID_ARGUMENT for the rest.
+fn refusal(error: &AdmitError) -> Status {
+    let mut message = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        message = format!("{message}: {error}");
+        cause = error.source();
+    }
+    match error {
+        AdmitError::QueueFull { .. } => Status::resource_exhausted(message),
+        AdmitError::PromptTooLong { .. } => Status::out_of_range(message),
+        AdmitError::NotLinked { .. } => Status::unavailable(message),
+        AdmitError::EmptyPrompt
+        | AdmitError::TokenOutOfRange { .. }
+        | AdmitError::NothingToGenerate
+        | AdmitError::ReplayedTooMany { .. }
+        | AdmitError::Sampling(_) => Status::invalid_argument(message),
+    }
+}
+
+/// A request's events on their way to tonic. Dropping it cancels the request.
+pub(crate) struct EventStream {
+    receiver: mpsc::Receiver<Item>,
+    shared: Arc<Shared>,
+}
+
+impl Stream for EventStream {
+    type Item = Item;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Item>> {
+        self.receiver.poll_recv(cx)
+    }
+}
+
+impl Drop for EventStream {
+    fn drop(&mut self) {
+        // Closed first, so that the inference thread sees it when it looks.
+        self.receiver.close();
+        self.shared.ring();
+    }
+}
+
+/// The engine's end of a request's channel.
+#[derive(Debug)]
+pub(crate) struct Events(mpsc::Sender<Item>);
+
+impl Events {
+    /// Tells later whether the client is still there.
+    pub(crate) fn watch(&self) -> Watch {
+        Watch(self.0.downgrade())
+    }
+}
+
+impl EventSink for Events {
+    fn send(&mut self, event: Event) -> Result<(), Closed> {
+        self.0.try_send(Ok(event.into())).map_err(|_| Closed)
+    }
+}
+
+/// Tells what became of a request.
+#[derive(Debug)]
+pub(crate) struct Watch(mpsc::WeakSender<Item>);
+
+/// What became of a request.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// It waits or runs.
+    Alive,
+    /// It waits or runs, but nobody listens.
+    Abandoned,
+    /// The engine is done with it.
+    Over,
+}
+
+impl Watch {
+    pub(crate) fn fate(&self) -> Fate {
+        match self.0.upgrade() {
+            None => Fate::Over,
+            Some(sender) if sender.is_closed() => Fate::Abandoned,
+            Some(_) => Fate::Alive,
+        }
+    }
+}
+
+impl From<Event> for v1::GenerateEvent {
+    fn from(event: Event) -> Self {
+        use v1::generate_event::Event as Wire;
+        let event = match event {
+            Event::Queued { position } => Wire::Queued(v1::Queued { position }),
+            Event::Started { slot, cached } => {
+                Wire::Started(v1::Started { slot: slot.0, cached_tokens: cached })
+            }
+            Event::Token(token) => Wire::Token(token.into()),
+            Event::Finished(finished) => Wire::Finished(finished.into()),
+            Event::Failed { kind, message } => {
+                Wire::Failed(v1::Failed { kind: v1::FailureKind::from(kind).into(), message })
+            }
+        };
+        Self { event: Some(event) }
+    }
+}
+
+impl From<GeneratedToken> for v1::GeneratedToken {
+    fn from(GeneratedToken { id, position, logprob, top }: GeneratedToken) -> Self {
+        let top =
+            top.into_iter().map(|TokenProbability { id, logprob }| v1::TokenProbability { id, logprob });
+        Self { id, position, logprob, top: top.collect() }
+    }
+}
+
+impl From<Finished> for v1::Finished {
+    fn from(finished: Finished) -> Self {
+        let reason = match finished.reason {
+            FinishReason::Stop => v1::FinishReason::Stop,
+            FinishReason::Length => v1::FinishReason::Length,
+        };
+        Self {
+            reason: reason.into(),
+            prompt_tokens: finished.prompt_tokens,
+            generated_tokens: finished.generated_tokens,
+            prefill_ms: finished.prefill.as_secs_f64() * 1e3,
+            decode_ms: finished.decode.as_secs_f64() * 1e3,
+        }
+    }
+}
+
+impl From<FailureKind> for v1::FailureKind {
+    fn from(kind: FailureKind) -> Self {
+        match kind {
+            FailureKind::Invalid => Self::Invalid,
+            FailureKind::ReplicaLost => Self::ReplicaLost,
+            FailureKind::Internal => Self::Internal,
+        }
+    }
+}

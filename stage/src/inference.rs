@@ -1,0 +1,292 @@
+//! The inference thread: takes frames from the stage before, runs them, and passes each on to the next stage; on the
+//! master, hands them to the engine instead. It owns everything that computes, and is the only one to touch it.
+//!
+//! One turn of its loop looks at orders and latches, takes in what has arrived, and runs one batch; it sleeps only when
+//! there is nothing to run.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use cluster::Epoch;
+use protocol::frame::{Frame, Rows};
+use protocol::worker::WorkerConfig;
+use tokio::runtime::Handle;
+use tokio::time::Instant;
+
+use crate::chain::{Chain, ChainError};
+use crate::engine::LimitsError;
+use crate::events::{Control, Inlet, Outlet, frames_in_flight};
+use crate::inbox::Inbox;
+use crate::load::{self, Stage};
+use crate::master::Master;
+use crate::shared::Shared;
+
+/// What the thread works with.
+pub(crate) struct Inference {
+    config: Arc<WorkerConfig>,
+    shared: Arc<Shared>,
+    chain: Chain,
+    /// The engine's side, on the master.
+    master: Option<Master>,
+    inbox: Inbox,
+    epoch: Epoch,
+    outlet: Option<Outlet>,
+    /// The epoch's chain is broken: frames are dropped until the next epoch.
+    is_broken: bool,
+    /// Kept for its memory.
+    batch: Vec<Frame>,
+    ranges: Vec<Range<usize>>,
+}
+
+/// What the thread woke up for.
+enum Wake {
+    Control(Control),
+    Frame(Frame),
+    /// A latch was set, or a deadline has come.
+    Look,
+    /// Nobody is left who could wake it.
+    Gone,
+}
+
+/// Whether the thread goes on.
+#[derive(PartialEq, Eq)]
+enum Turn {
+    On,
+    Stop,
+}
+
+/// Loads the stage and runs it until it is told to stop. A stage that cannot load stays and says why.
+pub(crate) fn run(config: Arc<WorkerConfig>, shared: Arc<Shared>, mut inlet: Inlet, runtime: &Handle) {
+    let loaded = load::load(&config, &shared).map_err(|error| error.to_string());
+    let inference = loaded.and_then(|stage| {
+        let facts = stage.facts;
+        let inference =
+            Inference::new(config, Arc::clone(&shared), stage).map_err(|error| error.to_string())?;
+        shared.set_outcome(Ok(facts));
+        Ok(inference)
+    });
+    match inference {
+        Ok(mut inference) => inference.work(&mut inlet, runtime),
+        Err(reason) => {
+            tracing::error!(%reason, "the stage cannot run");
+            shared.set_outcome(Err(reason));
+            // Orders are dropped, which tells those who wait for an answer.
+            while !matches!(runtime.block_on(inlet.control.recv()), Some(Control::Stop) | None) {}
+        }
+    }
+}
+
+impl Inference {
+    fn new(config: Arc<WorkerConfig>, shared: Arc<Shared>, stage: Stage) -> Result<Self, LimitsError> {
+        let Stage { chain, vocab, .. } = stage;
+        let master = vocab.map(|vocab| Master::new(&config, Arc::clone(&shared), vocab)).transpose()?;
+        Ok(Self {
+            inbox: Inbox::new(config.n_batch),
+            config,
+            shared,
+            chain,
+            master,
+            epoch: Epoch(0),
+            outlet: None,
+            is_broken: false,
+            batch: Vec::new(),
+            ranges: Vec::new(),
+        })
+    }
+
+    fn work(&mut self, inlet: &mut Inlet, runtime: &Handle) {
+        while self.turn(inlet, runtime) == Turn::On {}
+        if let Some(master) = &mut self.master {
+            master.lose(&format!("stage {} was stopped", self.config.stage));
+        }
+    }
+
+    fn turn(&mut self, inlet: &mut Inlet, runtime: &Handle) -> Turn {
+        while let Ok(order) = inlet.control.try_recv() {
+            if self.obey(order) == Turn::Stop {
+                return Turn::Stop;
+            }
+        }
+        self.look();
+        while self.has_room()
+            && let Ok(frame) = inlet.frames.try_recv()
+        {
+            self.take_in(frame);
+        }
+        if self.inbox.len() > 0 {
+            self.run_batch();
+            return Turn::On;
+        }
+        match runtime.block_on(self.wake(inlet)) {
+            Wake::Control(order) => self.obey(order),
+            Wake::Frame(frame) => {
+                self.take_in(frame);
+                Turn::On
+            }
+            Wake::Look => Turn::On,
+            Wake::Gone => Turn::Stop,
+        }
+    }
+
+    async fn wake(&self, inlet: &mut Inlet) -> Wake {
+        let deadline = self.master.as_ref().and_then(Master::deadline);
+        tokio::select! {
+            order = inlet.control.recv() => order.map_or(Wake::Gone, Wake::Control),
+            frame = inlet.frames.recv() => frame.map_or(Wake::Gone, Wake::Frame),
+            () = self.shared.rung() => Wake::Look,
+            () = until(deadline) => Wake::Look,
+        }
+    }
+
+    fn obey(&mut self, order: Control) -> Turn {
+        match order {
+            Control::Stop => return Turn::Stop,
+            Control::Reset { epoch, link, done } => {
+                self.inbox.clear();
+                self.chain.clear();
+                self.epoch = epoch;
+                self.outlet = link;
+                self.is_broken = false;
+                if let Some(master) = &mut self.master {
+                    master.reset();
+                }
+                tracing::info!(epoch = epoch.0, stage = self.config.stage, "joined the epoch");
+                // Whoever asked may have given up; the epoch has begun all the same.
+                let _ = done.send(());
+            }
+            Control::Admit(admit) => {
+                if let Some(master) = &mut self.master {
+                    master.admit(*admit);
+                }
+            }
+        }
+        Turn::On
+    }
+
+    /// Notices breaks, deadlines and clients that have left, and sends what may be sent now.
+    fn look(&mut self) {
+        if let Some(master) = &mut self.master {
+            master.cancel_abandoned();
+            if let Some(reason) = master.overdue(Instant::now()) {
+                self.shared.report_break(self.epoch, || reason);
+            }
+        }
+        if !self.is_broken
+            && let Some(reason) = self.shared.broken_in(self.epoch)
+        {
+            self.break_off(&reason);
+        }
+        self.send_steps();
+    }
+
+    /// Ends the epoch on this stage. Dropping the outlet tells the stages after it, down to the master.
+    fn break_off(&mut self, reason: &str) {
+        self.is_broken = true;
+        self.outlet = None;
+        self.inbox.clear();
+        if let Some(master) = &mut self.master {
+            master.lose(reason);
+        }
+    }
+
+    /// The inbox takes what a replica can have in flight; beyond that, frames wait in their channel.
+    fn has_room(&self) -> bool {
+        self.inbox.len() < frames_in_flight(&self.config)
+    }
+
+    fn take_in(&mut self, frame: Frame) {
+        if frame.epoch == self.epoch && !self.is_broken {
+            self.inbox.push(frame);
+        }
+    }
+
+    fn run_batch(&mut self) {
+        let mut batch = std::mem::take(&mut self.batch);
+        self.inbox.take(&mut batch);
+        let steps = batch.len();
+        let result = self.compute(&batch);
+        match result {
+            Ok(()) => {
+                self.shared.count_steps(steps);
+                self.hand_on(batch.drain(..));
+            }
+            Err(error) => {
+                let step = batch.first().map_or(0, |frame| frame.step.0);
+                let stage = self.config.stage;
+                self.shared
+                    .report_break(self.epoch, || format!("stage {stage} failed at step {step}: {error}"));
+            }
+        }
+        batch.clear();
+        self.batch = batch;
+    }
+
+    fn compute(&mut self, batch: &[Frame]) -> Result<(), ChainError> {
+        for op in batch.iter().flat_map(|frame| &frame.ops) {
+            self.chain.apply(*op)?;
+        }
+        self.chain.begin();
+        self.ranges.clear();
+        for frame in batch {
+            let rows = self.chain.add(frame);
+            if let Some(master) = &self.master {
+                let wanted = master.outputs_of(frame.step);
+                wanted.into_iter().for_each(|row| self.chain.want(rows.start + row));
+            }
+            self.ranges.push(rows);
+        }
+        self.chain.run()
+    }
+
+    /// Passes the results on, one frame for one, in order.
+    fn hand_on(&mut self, frames: impl Iterator<Item = Frame>) {
+        let ranges = std::mem::take(&mut self.ranges);
+        for (frame, rows) in frames.zip(&ranges) {
+            match &mut self.master {
+                Some(master) => {
+                    master.complete(frame.step, &self.chain, rows.start);
+                    self.send_steps();
+                }
+                None => self.pass_on(frame, rows.clone()),
+            }
+        }
+        self.ranges = ranges;
+    }
+
+    fn pass_on(&mut self, frame: Frame, rows: Range<usize>) {
+        let Some(Outlet { frames, encoding }) = &self.outlet else { return };
+        let data = encoding.encode(self.chain.hidden(rows));
+        let next = Frame { rows: Rows::Hidden { encoding: *encoding, data }, ..frame };
+        // Waits while the next stage is behind. When the link ends, so does the wait, and the link says why.
+        if frames.blocking_send(next.into_wire(self.config.exit_layer())).is_err() {
+            self.outlet = None;
+        }
+    }
+
+    /// Sends the steps that the engine has ready: to stage 0, or to this very stage if it is the only one.
+    fn send_steps(&mut self) {
+        let Some(master) = &mut self.master else { return };
+        while !self.is_broken
+            && let Some(step) = master.next_step(self.epoch)
+        {
+            let Some(Outlet { frames, .. }) = &self.outlet else {
+                self.inbox.push(step);
+                continue;
+            };
+            // The channel has room for all that can be in flight; one that is full or closed is a broken link.
+            if frames.try_send(step.into_wire(self.config.exit_layer())).is_err() {
+                self.shared
+                    .report_break(self.epoch, || "the link to stage 0 takes no more frames".to_owned());
+                break;
+            }
+        }
+        master.publish();
+    }
+}
+
+async fn until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}

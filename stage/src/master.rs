@@ -1,0 +1,172 @@
+//! The engine on the inference thread: what it is told, what becomes of its requests' clients, and how long a step may
+//! be under way. Knows neither links nor inboxes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cluster::{Epoch, StepId};
+use llama::Vocab;
+use protocol::frame::{Frame, Rows};
+use protocol::worker::WorkerConfig;
+use tokio::time::Instant;
+
+use crate::chain::Chain;
+use crate::engine::{
+    Admission, Engine, EngineLimits, FailureKind, FrameKind, LimitsError, Logits, RequestKey, Rollback,
+};
+use crate::events::Admit;
+use crate::generate::{Events, Fate, Watch};
+use crate::sampling::{VocabSampling, request};
+use crate::shared::Shared;
+
+/// The engine and what it must be told.
+pub(crate) struct Master {
+    engine: Engine<VocabSampling, Events>,
+    shared: Arc<Shared>,
+    /// The engine's clock reads the time since then.
+    started: Instant,
+    /// Requests that the engine may hold: no more than slots and queue together, and those that just ended.
+    watched: Vec<(RequestKey, Watch)>,
+    last_key: u64,
+    step_deadline: Duration,
+    /// When a step last came back, or the first went out.
+    moved: Option<Instant>,
+}
+
+impl Master {
+    pub(crate) fn new(config: &WorkerConfig, shared: Arc<Shared>, vocab: Vocab) -> Result<Self, LimitsError> {
+        let limits = EngineLimits {
+            slots: config.slots,
+            n_ctx: config.n_ctx,
+            n_vocab: vocab.n_tokens(),
+            prefill_chunk: config.prefill_chunk,
+            // One for each stage keeps all of them busy with one prompt.
+            prefill_frames: config.n_stages,
+            micro_batches: config.micro_batches,
+            queue_limit: config.queue_limit,
+            rollback: rollback(config),
+        };
+        let master = Self {
+            engine: Engine::new(limits, VocabSampling(vocab))?,
+            shared,
+            started: Instant::now(),
+            watched: Vec::new(),
+            last_key: 0,
+            step_deadline: Duration::from_secs(u64::from(config.step_deadline_secs)),
+            moved: None,
+        };
+        master.publish();
+        Ok(master)
+    }
+
+    fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Takes a request in, or refuses it; then tells who asked.
+    pub(crate) fn admit(&mut self, Admit { generation, events, reply }: Admit) {
+        self.last_key += 1;
+        let (key, watch, now) = (RequestKey(self.last_key), events.watch(), self.now());
+        let admission = Admission { key, request: request(generation), events };
+        let result = self.engine.admit(admission, now);
+        if result.is_ok() {
+            self.watched.push((key, watch));
+        }
+        // One who does not wait any more has dropped the event stream too, and is cancelled for it.
+        let _ = reply.send(result);
+    }
+
+    /// Cancels the requests of clients that have left.
+    pub(crate) fn cancel_abandoned(&mut self) {
+        let (engine, now) = (&mut self.engine, self.started.elapsed());
+        self.watched.retain(|(key, watch)| match watch.fate() {
+            Fate::Alive => true,
+            Fate::Over => false,
+            Fate::Abandoned => {
+                engine.cancel(*key, now);
+                false
+            }
+        });
+    }
+
+    /// The stages are linked anew and empty.
+    pub(crate) fn reset(&mut self) {
+        self.engine.reset();
+        self.moved = None;
+        self.publish();
+    }
+
+    /// The stages are lost, and every request with them.
+    pub(crate) fn lose(&mut self, reason: &str) {
+        self.engine.fail_all(FailureKind::ReplicaLost, reason);
+        self.moved = None;
+        self.publish();
+    }
+
+    /// The next step, if one may go out now, for stage 0.
+    pub(crate) fn next_step(&mut self, epoch: Epoch) -> Option<Frame> {
+        let step = self.engine.next_frame()?;
+        self.moved.get_or_insert_with(Instant::now);
+        Some(Frame {
+            epoch,
+            step: step.step,
+            ops: step.ops,
+            runs: step.runs,
+            prefill: step.kind == FrameKind::Prefill,
+            rows: Rows::Tokens(step.tokens),
+        })
+    }
+
+    /// Rows of a step whose logits are wanted, counted from its first.
+    pub(crate) fn outputs_of(&self, step: StepId) -> Vec<usize> {
+        self.engine.outputs_of(step)
+    }
+
+    /// A step has been run; its rows begin at `first_row` of the chain's batch.
+    pub(crate) fn complete(&mut self, step: StepId, chain: &Chain, first_row: usize) {
+        // A client may have left while the step was under way; then its slot goes to the next at once.
+        self.cancel_abandoned();
+        if let Err(unknown) = self.engine.complete(step, &StepLogits { chain, first_row }, self.now()) {
+            tracing::debug!(%unknown, "a step came back that nobody waits for");
+        }
+        self.moved = (self.engine.status().in_flight > 0).then(Instant::now);
+    }
+
+    /// When a step will have been under way for too long.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.moved.map(|moved| moved + self.step_deadline)
+    }
+
+    /// Why the replica is given up, if no step has come back in time.
+    pub(crate) fn overdue(&self, now: Instant) -> Option<String> {
+        self.deadline().filter(|deadline| *deadline <= now).map(|_| {
+            let (steps, seconds) = (self.engine.status().in_flight, self.step_deadline.as_secs());
+            format!("none of {steps} steps in flight came back within {seconds} s")
+        })
+    }
+
+    /// Makes the engine's counters known.
+    pub(crate) fn publish(&self) {
+        self.shared.set_engine(self.engine.status());
+    }
+}
+
+fn rollback(config: &WorkerConfig) -> Rollback {
+    match config.smallest_window {
+        _ if config.recurrent => Rollback::AppendOnly,
+        Some(window) => Rollback::Window(window),
+        None => Rollback::Any,
+    }
+}
+
+/// The chain's logits, by a step's own rows.
+struct StepLogits<'a> {
+    chain: &'a Chain,
+    first_row: usize,
+}
+
+impl Logits for StepLogits<'_> {
+    fn row(&self, row: usize) -> Option<&[f32]> {
+        self.chain.logits(self.first_row + row)
+    }
+}

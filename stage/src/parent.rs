@@ -1,0 +1,57 @@
+//! A worker's ties to the agent that started it: the configuration on stdin, whose end means that the agent is gone,
+//! the hello on stdout, and signals that are the agent's to deal with.
+
+use std::io::{self, BufRead, Read, Write};
+use std::thread;
+use std::time::Duration;
+
+use protocol::worker::{WorkerConfig, WorkerHello};
+
+use crate::worker::WorkerError;
+
+/// Longest configuration line: certificates, some paths, and generous room.
+const MAX_LINE: u64 = 1 << 20;
+
+/// How long the process may take to run its exit handlers, some of which belong to GPU drivers.
+const EXIT_GRACE: Duration = Duration::from_secs(2);
+
+/// Reads the configuration line.
+pub(crate) fn read_config() -> Result<WorkerConfig, WorkerError> {
+    let mut line = String::new();
+    let failed = |source| WorkerError::Stdio { doing: "reading the configuration from stdin", source };
+    io::stdin().lock().take(MAX_LINE).read_line(&mut line).map_err(failed)?;
+    Ok(WorkerConfig::from_line(&line)?)
+}
+
+/// Ends the process when stdin does. Nothing is tidied up: there is nobody left to tidy up for.
+pub(crate) fn follow_into_death() -> Result<(), WorkerError> {
+    let failed = |source| WorkerError::Stdio { doing: "starting a thread to watch stdin", source };
+    thread::Builder::new()
+        .name("stdin".to_owned())
+        .spawn(|| {
+            let mut stdin = io::stdin().lock();
+            let mut ignored = [0; 64];
+            while stdin.read(&mut ignored).is_ok_and(|n| n > 0) {}
+            tracing::debug!("the agent has gone");
+            thread::spawn(|| {
+                thread::sleep(EXIT_GRACE);
+                std::process::abort();
+            });
+            std::process::exit(0);
+        })
+        .map(|_| ())
+        .map_err(failed)
+}
+
+/// Says where the worker listens.
+pub(crate) fn greet(port: u16) -> Result<(), WorkerError> {
+    let line = WorkerHello::new(port).to_line()?;
+    let failed = |source| WorkerError::Stdio { doing: "writing the hello to stdout", source };
+    let mut stdout = io::stdout().lock();
+    writeln!(stdout, "{line}").and_then(|()| stdout.flush()).map_err(failed)
+}
+
+/// Swallows interrupts: Ctrl-C in a terminal reaches every process of the group, and the agent decides.
+pub(crate) async fn ignore_interrupts() {
+    while tokio::signal::ctrl_c().await.is_ok() {}
+}

@@ -1,0 +1,118 @@
+//! llama.cpp's samplers behind the engine's seam.
+
+use llama::{Sampler, SamplerError, SamplerParams, Vocab};
+use protocol::sampling::{Generation, Grammar, GrammarBinding, LogitBias, Sampling};
+
+use crate::engine::{self, Request, Sample, Sampled, SamplingError, Token, TokenProbability};
+
+/// What a request says about sampling.
+#[derive(Debug)]
+pub(crate) struct Params {
+    sampling: Sampling,
+    top_logprobs: Option<u32>,
+}
+
+/// Makes samplers for a model's vocabulary.
+#[derive(Debug)]
+pub(crate) struct VocabSampling(pub(crate) Vocab);
+
+/// Draws the tokens of one request.
+#[derive(Debug)]
+pub(crate) struct RequestSampler {
+    sampler: Sampler,
+    top_logprobs: Option<u32>,
+}
+
+/// The engine's form of a checked request.
+pub(crate) fn request(generation: Generation) -> Request<Params> {
+    let Generation { request, prompt, replayed, max_tokens, sampling, top_logprobs, ignore_eos } = generation;
+    Request {
+        id: request,
+        prompt,
+        replayed,
+        max_tokens,
+        ignore_eos,
+        sampling: Params { sampling, top_logprobs },
+    }
+}
+
+impl engine::Sampling for VocabSampling {
+    type Params = Params;
+    type Sampler = RequestSampler;
+
+    fn sampler(
+        &mut self,
+        params: &Params,
+        prompt: &[Token],
+        replayed: u32,
+    ) -> Result<RequestSampler, SamplingError> {
+        let tokens: Vec<llama::Token> = prompt.iter().copied().map(llama::Token).collect();
+        let (asked, replayed) = tokens.split_at(tokens.len().saturating_sub(replayed as usize));
+        let mut sampler = Sampler::new(&self.0, &sampler_params(&params.sampling))?;
+        sampler.accept_prompt(asked)?;
+        sampler.replay(replayed)?;
+        Ok(RequestSampler { sampler, top_logprobs: params.top_logprobs })
+    }
+
+    fn ends_generation(&self, token: Token) -> bool {
+        self.0.is_end_of_generation(llama::Token(token))
+    }
+}
+
+impl Sample for RequestSampler {
+    fn sample(&mut self, logits: &[f32], position: u32) -> Result<Sampled, SamplingError> {
+        let token = self.sampler.sample(logits, position)?;
+        let (logprob, top) = self.probabilities(logits, token)?;
+        self.sampler.accept(token)?;
+        Ok(Sampled { token: token.0, logprob, top })
+    }
+}
+
+impl RequestSampler {
+    fn probabilities(
+        &self,
+        logits: &[f32],
+        token: llama::Token,
+    ) -> Result<(Option<f32>, Vec<TokenProbability>), SamplerError> {
+        let Some(n) = self.top_logprobs else { return Ok((None, Vec::new())) };
+        let (logprob, top) = llama::logprobs(logits, token, n as usize)?;
+        let top = top.into_iter().map(|(token, logprob)| TokenProbability { id: token.0, logprob });
+        Ok((Some(logprob), top.collect()))
+    }
+}
+
+fn sampler_params(sampling: &Sampling) -> SamplerParams {
+    SamplerParams {
+        temperature: sampling.temperature,
+        top_k: sampling.top_k,
+        top_p: sampling.top_p,
+        min_p: sampling.min_p,
+        seed: sampling.seed,
+        repeat_penalty: sampling.repeat_penalty,
+        repeat_last_n: sampling.repeat_last_n,
+        presence_penalty: sampling.presence_penalty,
+        frequency_penalty: sampling.frequency_penalty,
+        logit_bias: sampling.logit_bias.iter().map(logit_bias).collect(),
+        grammar: sampling.grammar.as_ref().map(grammar),
+    }
+}
+
+fn logit_bias(&LogitBias { token, bias }: &LogitBias) -> llama::LogitBias {
+    llama::LogitBias { token: llama::Token(token), bias }
+}
+
+fn grammar(Grammar { gbnf, binding, prefill }: &Grammar) -> llama::Grammar {
+    let always = llama::Grammar { prefill: prefill.clone(), ..llama::Grammar::new(gbnf.clone()) };
+    match binding {
+        GrammarBinding::Always => always,
+        GrammarBinding::After { patterns, tokens, thinking } => llama::Grammar {
+            lazy: true,
+            trigger_patterns: patterns.clone(),
+            trigger_tokens: tokens.iter().copied().map(llama::Token).collect(),
+            thinking: thinking
+                .as_ref()
+                .map(|tags| llama::ThinkingTags { start: tags.start.clone(), ends: tags.ends.clone() }),
+            ..always
+        },
+    }
+}

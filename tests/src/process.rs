@@ -1,0 +1,60 @@
+//! Processes: the binary under test, its children, and signals to them.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// The `shoal` binary that was built with the running test.
+pub fn shoal_binary() -> Result<PathBuf> {
+    let test = std::env::current_exe().context("finding the running test")?;
+    let profile = test.ancestors().nth(2).context("the test runs outside a target folder")?;
+    let binary = profile.join("shoal");
+    ensure!(binary.is_file(), "{} is missing: run `cargo build --release -p shoal` first", binary.display());
+    Ok(binary)
+}
+
+/// The direct children of a process, oldest first.
+pub fn children_of(pid: u32) -> Vec<u32> {
+    let output = Command::new("pgrep").args(["-P", &pid.to_string()]).output();
+    let Ok(output) = output else { return Vec::new() };
+    let text = String::from_utf8_lossy(&output.stdout);
+    let mut pids: Vec<u32> = text.lines().filter_map(|line| line.trim().parse().ok()).collect();
+    pids.sort_unstable();
+    pids
+}
+
+/// Sends a signal by its name without `SIG`.
+pub fn signal(pid: u32, name: &str) -> Result<()> {
+    let status = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status()?;
+    ensure!(status.success(), "kill -{name} {pid} failed");
+    Ok(())
+}
+
+/// Whether a process exists and is not a zombie.
+pub fn is_alive(pid: u32) -> bool {
+    let output = Command::new("ps").args(["-o", "stat=", "-p", &pid.to_string()]).output();
+    output.is_ok_and(|o| {
+        let state = String::from_utf8_lossy(&o.stdout);
+        !state.trim().is_empty() && !state.trim().starts_with('Z')
+    })
+}
+
+/// Polls `condition` until it gives something, or fails after `deadline`, naming `what` was waited for.
+pub async fn eventually<T>(
+    what: &str,
+    deadline: Duration,
+    mut condition: impl AsyncFnMut() -> Option<T>,
+) -> Result<T> {
+    let start = Instant::now();
+    loop {
+        if let Some(value) = condition().await {
+            return Ok(value);
+        }
+        if start.elapsed() > deadline {
+            bail!("{what}: not within {deadline:?}");
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}

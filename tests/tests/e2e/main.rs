@@ -1,0 +1,9 @@
+//! End-to-end tests: real processes, real models, only what a user can see.
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+mod bad_input;
+mod chat_api;
+mod failure;
+mod memory;
+mod openai_client;
+mod text_equality;
