@@ -16,7 +16,7 @@ ready_deadline_s=120
 stop_deadline_s=10
 
 yes=
-question="Write a short poem about a shoal of small fish that move as one."
+question="Explain in three sentences why the sky is blue."
 while [ $# -gt 0 ]; do
     case $1 in
     -h | --help)
@@ -87,8 +87,9 @@ done
 echo "== $question"
 cat >"$temp/print.py" <<'PY'
 """Prints a streamed chat answer as it comes, then its speed. Reads server-sent events from standard input."""
-import json, sys, time
+import json, signal, sys, time
 
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
 first = last = usage = None
 for line in sys.stdin:
     if not line.startswith("data: ") or line.startswith("data: [DONE]"):

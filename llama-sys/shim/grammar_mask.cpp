@@ -1,6 +1,6 @@
 // See grammar_mask.hpp. The same walk as src/llama-grammar.cpp's llama_grammar_reject_candidates_for_stack, which takes
 // time exponential in the length of a token when a grammar can be read in several ways: with a rule such as
-// s ::= " " s "b" | " " s "c" | " ", a token of 100 spaces never comes to an end. This one counts its steps.
+// s ::= " " s "b" | " " s "c" | " ", a token of 64 spaces is never done with. This one counts its steps.
 #include "grammar_mask.hpp"
 
 #include "grammar_check.hpp"

@@ -87,6 +87,7 @@ fn mixed_runs_of_random_models_give_the_rows_of_single_runs() {
     let cases = [
         (random_llama(), Reference::OneByOne),
         (random_gemma3(), Reference::OneByOne),
+        (random_gemma2_slice(), Reference::OneByOne),
         (random_qwen35(), Reference::SameSteps),
     ];
     for (model, reference) in cases {
@@ -95,6 +96,33 @@ fn mixed_runs_of_random_models_give_the_rows_of_single_runs() {
             check_mixed_runs(&model, &params(output, 6), reference);
             check_mixed_runs(&model, &ContextParams { n_ubatch: 8, ..params(output, 6) }, reference);
         }
+    }
+}
+
+#[test]
+fn rows_go_into_the_first_block_as_they_are_given() {
+    // sqrt(64): what the graph of a whole Gemma 2 multiplies embedding rows by.
+    let scaled = |rows: &[f32]| rows.iter().map(|number| number * 8.0).collect::<Vec<_>>();
+    let sequence = Sequence::new(0, 5, 64);
+    let given = Sequence { rows: scaled(&sequence.rows), ..sequence.clone() };
+    let slice = one_by_one(&random_gemma2_slice().build().unwrap(), Output::Logits, &given);
+    let whole = random_gemma2_slice().set("shoal.slice.input_node", "").build().unwrap();
+    let whole = one_by_one(&whole, Output::Logits, &sequence);
+    slice.iter().zip(&whole).for_each(|(got, expected)| assert_same_bits(got, expected, "a row"));
+}
+
+#[test]
+fn a_node_that_the_graph_does_not_have_is_named() {
+    let model = random_llama().set("shoal.slice.input_node", "inp_misnamed").build().unwrap();
+    for output in [Output::Hidden, Output::Logits] {
+        let mut context = SliceContext::new(&model, &params(output, 1)).unwrap();
+        let sequence = Sequence::new(0, 2, 64);
+        let mut batch = Batch::default();
+        batch.push(&sequence, 0);
+        batch.push(&sequence, 1);
+        let error = context.run(&batch.rows()).unwrap_err();
+        assert!(error.to_string().contains("2 hidden rows from node inp_misnamed"), "{error}");
+        assert_eq!(context.next_position(0), 0, "the slot is as it was");
     }
 }
 

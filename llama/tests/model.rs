@@ -12,7 +12,7 @@ use common::*;
 use llama::testing::{RandomModel, WeightType};
 use llama::{
     AddSpecial, Content, EMBEDDING_ARCHITECTURE, EMBEDDING_SCALE_KEY, EmbeddingTable, Error, Model,
-    ModelParams, Output, SliceContext, Special, Token,
+    ModelParams, Output, RowInput, Rows, SliceContext, Special, Token,
 };
 use llama_sys as sys;
 
@@ -188,6 +188,7 @@ fn logits_from_tokens(path: &Path, tokens: &[Token]) -> Vec<f32> {
         let model = sys::llama_model_load_from_file(c_path.as_ptr(), params);
         let mut params = sys::llama_context_default_params();
         params.n_ctx = 512;
+        (params.n_threads, params.n_threads_batch) = (1, 1);
         params.flash_attn_type = sys::LLAMA_FLASH_ATTN_TYPE_ENABLED;
         let context = sys::llama_init_from_model(model, params);
         let batch = sys::llama_batch_get_one(ids.as_mut_ptr(), i32::try_from(ids.len()).unwrap());
@@ -210,18 +211,22 @@ fn check_embedding(model_path: &Path, scale: f32, tokens: &[Token]) {
     let params = ModelParams { extra_buffers: llama::ExtraBuffers::Plain, ..ModelParams::default() };
     let model = Model::load(model_path, params).unwrap();
     assert_eq!((table.n_embd(), table.n_tokens()), (model.n_embd(), model.vocab().n_tokens()));
+    let expected = logits_from_tokens(model_path, tokens);
+    let mut hidden = Vec::new();
+    table.lookup(tokens, &mut hidden).unwrap();
+    let positions: Vec<_> = (0..u32::try_from(tokens.len()).unwrap()).collect();
+    // Like `llama_batch_get_one`: ggml's products for some types depend on the number of rows.
+    let outputs: Vec<_> = (1..=tokens.len()).map(|number| number == tokens.len()).collect();
     let mut context = SliceContext::new(&model, &common::params(Output::Logits, 1)).unwrap();
-    let mut batch = Batch::default();
-    table.lookup(tokens, &mut batch.hidden).unwrap();
-    batch.slots = vec![0; tokens.len()];
-    batch.positions = (0..u32::try_from(tokens.len()).unwrap()).collect();
-    batch.outputs = vec![true; tokens.len()];
-    let got = run(&mut context, &batch);
-    assert_same_bits(
-        got.last().unwrap(),
-        &logits_from_tokens(model_path, tokens),
-        "logits from embedding rows",
-    );
+    for (input, what) in [
+        (RowInput::Hidden(&hidden), "logits of embedding rows"),
+        (RowInput::Tokens(tokens), "logits of tokens"),
+    ] {
+        let slots = vec![0; tokens.len()];
+        context.run(&Rows { input, slots: &slots, positions: &positions, outputs: &outputs }).unwrap();
+        assert_same_bits(context.logits(tokens.len() - 1).unwrap(), &expected, what);
+        context.clear();
+    }
 }
 
 #[test]

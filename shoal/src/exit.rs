@@ -7,17 +7,13 @@ use cluster::LayerRangeError;
 use gguf::cut::CutError;
 use node::{PrepareError, SliceError};
 
-/// The command line asks for something that does not exist, as clap's own errors do: exit code 2.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct UsageError(pub(crate) String);
-
 /// A wanted outcome that is a failure, such as a comparison that found a difference. It was reported already.
 #[derive(Debug, thiserror::Error)]
 #[error("the comparison failed")]
 pub(crate) struct Unequal;
 
-/// Prints why a command failed, and gives its exit code.
+/// Prints why a command failed, and gives its exit code: 2, as clap does, if the command line asks for something that the
+/// model does not have, else 1.
 pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     if error.is::<Unequal>() {
         return ExitCode::from(1);
@@ -34,8 +30,7 @@ fn code(error: &anyhow::Error) -> u8 {
 fn is_usage(cause: &(dyn Error + 'static)) -> bool {
     let bad_range =
         |error: &SliceError| matches!(error, SliceError::Cut(cut) if matches!(**cut, CutError::Range { .. }));
-    cause.is::<UsageError>()
-        || cause.is::<LayerRangeError>()
+    cause.is::<LayerRangeError>()
         || cause.downcast_ref().is_some_and(bad_range)
         || match cause.downcast_ref() {
             Some(PrepareError::Layers(_) | PrepareError::GpuLayers { .. }) => true,

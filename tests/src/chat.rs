@@ -11,7 +11,6 @@ use crate::server::Server;
 /// A greedy chat request of one user message.
 pub fn greedy(prompt: &str, max_tokens: u32) -> Value {
     json!({
-        "model": "any",
         "messages": [{ "role": "user", "content": prompt }],
         "temperature": 0,
         "max_tokens": max_tokens,

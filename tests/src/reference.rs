@@ -16,7 +16,10 @@ impl Reference {
     /// Loads a model file as it is.
     pub fn load(path: &Path) -> Result<Self> {
         let model = Model::load(path, ModelParams::default())?;
-        let context = SliceContext::new(&model, &ContextParams::new(Output::Logits, 1, 2048))?;
+        // One thread: llama.cpp's threads spin at their barriers, and the stages under test want the cores.
+        let params =
+            ContextParams { threads: 1, threads_batch: 1, ..ContextParams::new(Output::Logits, 1, 2048) };
+        let context = SliceContext::new(&model, &params)?;
         Ok(Self { context })
     }
 

@@ -64,7 +64,7 @@ fn limits(architecture: &Architecture) -> String {
         limits.push("each slice needs both kinds of block".to_owned());
     }
     match architecture.size_rule {
-        SizeRule::None => {}
+        SizeRule::None | SizeRule::MiniCpm => {}
         SizeRule::Constant { blocks } => {
             limits.push(format!("models of {blocks} blocks are not cut, no slice has {blocks}"));
         }
@@ -84,8 +84,10 @@ fn stated(architecture: &Architecture) -> String {
     if architecture.hidden_input == HiddenInput::MultiRope {
         stated.push("M-RoPE sections");
     }
-    if architecture.size_rule == SizeRule::Deepseek2 {
-        stated.push("query compression, expert gating");
+    match architecture.size_rule {
+        SizeRule::None | SizeRule::Constant { .. } => {}
+        SizeRule::MiniCpm => stated.push("residual scale"),
+        SizeRule::Deepseek2 => stated.push("query compression, expert gating"),
     }
     if stated.is_empty() { "nothing more".to_owned() } else { stated.join(", ") }
 }

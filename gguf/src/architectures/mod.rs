@@ -112,11 +112,13 @@ pub enum Recurrence {
 pub enum SizeRule {
     /// None that change the mathematics.
     None,
-    /// Models of this many blocks have another attention scale.
+    /// Models of this many blocks are computed in another way.
     Constant {
         /// The number of blocks.
         blocks: u32,
     },
+    /// MiniCPM: the scale of what a block adds, where the file states none.
+    MiniCpm,
     /// DeepSeek 2: models of certain sizes have no query compression, and the default of the expert gating differs.
     Deepseek2,
 }

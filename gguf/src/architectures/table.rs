@@ -69,8 +69,55 @@ pub static TABLE: &[Architecture] = &[
         ..certified("qwen35")
     },
     Architecture { recurrence: Recurrence::Interval(4), note: "As qwen35.", ..certified("qwen3next") },
+    certified("arcee"),
+    Architecture {
+        sliding_window: pattern(Window::Required, 4, PatternStart::Sliding),
+        note: "Every slice needs a block with a sliding window.",
+        ..certified("cohere2")
+    },
+    Architecture {
+        size_rule: SizeRule::Constant { blocks: 64 },
+        note: "llama.cpp expects norms of queries and keys in models of 64 blocks (Command R+) and more.",
+        ..certified("command-r")
+    },
+    certified("ernie4_5"),
+    Architecture {
+        size_rule: SizeRule::Constant { blocks: 64 },
+        note: "EXAONE 4 32B (64 blocks) has sliding windows, which llama.cpp tells by the number of blocks.",
+        ..certified("exaone4")
+    },
+    certified("falcon"),
+    Architecture {
+        embedding_scale: EmbeddingScale::SqrtWidth,
+        hidden_input: HiddenInput::OverNode("inp_scaled"),
+        note: "The graph scales hidden rows like embedding rows, so they are written over the scaled node.",
+        ..certified("gemma")
+    },
+    Architecture {
+        embedding_scale: EmbeddingScale::Key { default: 1.0 },
+        note: "As granite.",
+        ..certified("granitemoe")
+    },
+    certified("hunyuan-dense"),
+    certified("internlm2"),
+    Architecture {
+        // Its default in src/models/minicpm.cpp.
+        embedding_scale: EmbeddingScale::Key { default: 12.0 },
+        size_rule: SizeRule::MiniCpm,
+        note: "As granite; slices state the residual scale that llama.cpp otherwise derives from the number of blocks.",
+        ..certified("minicpm")
+    },
+    certified("mpt"),
+    certified("nemotron"),
+    certified("phi2"),
+    certified("phimoe"),
+    certified("qwen2moe"),
+    certified("qwen2vl"),
+    Architecture { recurrence: Recurrence::Interval(4), note: "As qwen35.", ..certified("qwen35moe") },
+    certified("seed_oss"),
+    certified("stablelm"),
+    certified("starcoder2"),
     uncertified("apertus"),
-    uncertified("arcee"),
     uncertified("arctic"),
     uncertified("bailingmoe"),
     uncertified("bailingmoe2"),
@@ -78,52 +125,34 @@ pub static TABLE: &[Architecture] = &[
     uncertified("chameleon"),
     uncertified("chatglm"),
     uncertified("codeshell"),
-    uncertified("command-r"),
     uncertified("dbrx"),
     uncertified("deci"),
     uncertified("deepseek"),
     uncertified("deepseek32"),
     uncertified("dots1"),
-    uncertified("ernie4_5"),
     uncertified("exaone"),
-    uncertified("falcon"),
     uncertified("gptneox"),
     uncertified("grovemoe"),
-    uncertified("hunyuan-dense"),
     uncertified("hunyuan-moe"),
     uncertified("hunyuan_vl"),
     uncertified("hy_v3"),
-    uncertified("internlm2"),
     uncertified("jais"),
     uncertified("jais2"),
     uncertified("maincoder"),
     uncertified("minimax-m2"),
     uncertified("mistral4"),
-    uncertified("mpt"),
-    uncertified("nemotron"),
     uncertified("olmo"),
     uncertified("olmoe"),
     uncertified("openelm"),
     uncertified("orion"),
     uncertified("paddleocr"),
     uncertified("pangu-embedded"),
-    uncertified("phi2"),
-    uncertified("phimoe"),
     uncertified("plamo"),
     uncertified("plm"),
     uncertified("qwen"),
-    uncertified("qwen2moe"),
-    uncertified("qwen2vl"),
     uncertified("refact"),
-    uncertified("seed_oss"),
-    uncertified("stablelm"),
     uncertified("starcoder"),
-    uncertified("starcoder2"),
     uncertified("xverse"),
-    Architecture {
-        sliding_window: pattern(Window::Required, 4, PatternStart::Sliding),
-        ..uncertified("cohere2")
-    },
     Architecture {
         sliding_window: pattern(Window::Required, 4, PatternStart::Dense),
         ..uncertified("cohere2moe")
@@ -160,13 +189,6 @@ pub static TABLE: &[Architecture] = &[
         sliding_window: pattern(Window::Required, 1, PatternStart::Sliding),
         ..uncertified("step35")
     },
-    Architecture { size_rule: SizeRule::Constant { blocks: 64 }, ..uncertified("exaone4") },
-    Architecture {
-        embedding_scale: EmbeddingScale::SqrtWidth,
-        hidden_input: HiddenInput::OverNode("inp_scaled"),
-        ..uncertified("gemma")
-    },
-    Architecture { embedding_scale: EmbeddingScale::Key { default: 1.0 }, ..uncertified("granitemoe") },
     Architecture {
         embedding_scale: EmbeddingScale::Key { default: 1.0 },
         sliding_window: pattern(Window::Required, 1, PatternStart::Sliding),
@@ -177,12 +199,6 @@ pub static TABLE: &[Architecture] = &[
         embedding_scale: EmbeddingScale::Key { default: 78.383_67 },
         ..uncertified("grok")
     },
-    Architecture {
-        // Its default in src/models/minicpm.cpp.
-        embedding_scale: EmbeddingScale::Key { default: 12.0 },
-        ..uncertified("minicpm")
-    },
-    Architecture { recurrence: Recurrence::Interval(4), ..uncertified("qwen35moe") },
     refused("afmoe", COUNTED),
     refused("arwkv7", "every block mixes in a value of the first block (v_first)"),
     refused("baichuan", "llama.cpp picks RoPE or ALiBi by the number of blocks"),

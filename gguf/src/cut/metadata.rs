@@ -122,14 +122,23 @@ fn state(writer: &mut Writer, slice: Slice<'_>) {
     if let EmbeddingScale::Key { .. } = hparams.architecture.embedding_scale {
         set("embedding_scale", 0.0.into());
     }
-    if hparams.architecture.size_rule == SizeRule::Deepseek2 {
-        state_deepseek2(slice, &mut set);
+    match hparams.architecture.size_rule {
+        SizeRule::None | SizeRule::Constant { .. } => {}
+        SizeRule::MiniCpm => state_minicpm(slice, &mut set),
+        SizeRule::Deepseek2 => state_deepseek2(slice, &mut set),
     }
     if hparams.architecture.hidden_input == HiddenInput::MultiRope {
         state_sections(slice, &mut set);
     }
     if let HiddenInput::OverNode(node) = hparams.architecture.hidden_input {
         writer.set("shoal.slice.input_node", node);
+    }
+}
+
+/// `src/models/minicpm.cpp` has a default that depends on the number of blocks.
+fn state_minicpm(slice: Slice<'_>, set: &mut dyn FnMut(&str, Value)) {
+    if slice.gguf.get("minicpm.residual_scale").is_none() {
+        set("residual_scale", (1.4 / (slice.hparams.n_layer as f32).sqrt()).into());
     }
 }
 

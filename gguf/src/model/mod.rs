@@ -133,7 +133,7 @@ fn range_rules(hparams: &Hparams, n_vocab: u32) -> Vec<RangeRule> {
         rules.push(RangeRule::SlidingBlock);
     }
     match hparams.architecture.size_rule {
-        SizeRule::None => {}
+        SizeRule::None | SizeRule::MiniCpm => {}
         SizeRule::Constant { blocks } if blocks == n_layer => rules.push(RangeRule::WholeOnly),
         SizeRule::Constant { blocks } => rules.push(RangeRule::ForbiddenLength { length: blocks }),
         SizeRule::Deepseek2 if deepseek2_is_lite(hparams) => {}

@@ -210,6 +210,15 @@ fn deepseek2_slices_state_what_is_guessed_from_the_size() {
 }
 
 #[test]
+fn minicpm_slices_state_the_residual_scale_of_the_whole_model() {
+    let scale = |model: &Gguf| slice(model, 0, 3).get("minicpm.residual_scale").and_then(Value::as_f32);
+    assert_eq!(scale(&Model::whole("minicpm", 16).gguf()), Some(1.4 / 4.0));
+    let mut stated = Model::whole("minicpm", 16);
+    stated.set("residual_scale", 0.2);
+    assert_eq!(scale(&stated.gguf()), Some(0.2));
+}
+
+#[test]
 fn an_embedding_scale_is_applied_once() {
     let scale = |model: &Gguf| {
         let plan = plan_embedding(model, &CutOptions::default()).unwrap();
@@ -251,7 +260,7 @@ fn ranges_that_are_none_or_cannot_be_cut_are_refused() {
 
 #[test]
 fn an_uncertified_architecture_is_cut_only_when_told_to() {
-    let model = Model::whole("stablelm", 2).gguf();
+    let model = Model::whole("xverse", 2).gguf();
     let error = plan_slice(&model, range(0, 1), &CutOptions::default()).unwrap_err();
     assert!(error.to_string().contains("--allow-uncertified"), "{error}");
     let options = CutOptions { uncertified: Uncertified::Allow };

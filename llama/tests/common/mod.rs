@@ -59,6 +59,25 @@ pub fn random_gemma3() -> RandomModel {
         .set_arch("rope.freq_base", 10000.0_f32)
 }
 
+/// A small model whose graph would scale the rows that come in, as a slice that says where to put them instead.
+pub fn random_gemma2_slice() -> RandomModel {
+    RandomModel::new("gemma2")
+        .set("shoal.slice.input_node", "inp_scaled")
+        .weights("", WeightType::Q4_1)
+        .set_arch("vocab_size", 128_u32)
+        .set_arch("context_length", 1024_u32)
+        .set_arch("embedding_length", 64_u32)
+        .set_arch("block_count", 2_u32)
+        .set_arch("feed_forward_length", 128_u32)
+        .set_arch("attention.head_count", 4_u32)
+        .set_arch("attention.head_count_kv", 2_u32)
+        .set_arch("attention.key_length", 16_u32)
+        .set_arch("attention.value_length", 16_u32)
+        .set_arch("attention.sliding_window", 32_u32)
+        .set_arch("attention.layer_norm_rms_epsilon", 1e-5_f32)
+        .set_arch("rope.freq_base", 10000.0_f32)
+}
+
 /// A small hybrid of recurrent and attention blocks, with M-RoPE.
 pub fn random_qwen35() -> RandomModel {
     RandomModel::new("qwen35")
@@ -94,11 +113,12 @@ pub fn random_rows(seed: u64, count: usize, width: usize) -> Vec<f32> {
     (0..count * width).map(|_| next()).collect()
 }
 
-/// Two threads, 512 tokens a slot.
+/// One thread, 512 tokens a slot. ggml's threads spin while they wait for each other, which takes hundreds of times as long
+/// once there are more of them than idle cores.
 pub fn params(output: Output, n_slots: u32) -> ContextParams {
     ContextParams {
-        threads: 2,
-        threads_batch: 2,
+        threads: 1,
+        threads_batch: 1,
         max_outputs: 512,
         ..ContextParams::new(output, n_slots, 512)
     }
@@ -109,7 +129,7 @@ pub fn params(output: Output, n_slots: u32) -> ContextParams {
 pub struct Sequence {
     pub slot: u32,
     pub rows: Vec<f32>,
-    width: usize,
+    pub width: usize,
 }
 
 impl Sequence {

@@ -45,6 +45,27 @@ certify! {
     glm4moe: "glm4moe",
     qwen35: "qwen35",
     qwen3next: "qwen3next",
+    arcee: "arcee",
+    cohere2: "cohere2",
+    command_r: "command-r",
+    ernie4_5: "ernie4_5",
+    exaone4: "exaone4",
+    falcon: "falcon",
+    gemma: "gemma",
+    granitemoe: "granitemoe",
+    hunyuan_dense: "hunyuan-dense",
+    internlm2: "internlm2",
+    minicpm: "minicpm",
+    mpt: "mpt",
+    nemotron: "nemotron",
+    phi2: "phi2",
+    phimoe: "phimoe",
+    qwen2moe: "qwen2moe",
+    qwen2vl: "qwen2vl",
+    qwen35moe: "qwen35moe",
+    seed_oss: "seed_oss",
+    stablelm: "stablelm",
+    starcoder2: "starcoder2",
 }
 
 /// Builds every recipe of an architecture, cuts it at every boundary, and compares.
@@ -112,6 +133,7 @@ fn a_wrong_slice_is_noticed() {
         ("gpt-oss", "gpt-oss.attention.sliding_window_pattern", None),
         ("granite", "granite.embedding_scale", Some(Value::F32(12.0))),
         ("gemma2", "shoal.slice.input_node", None),
+        ("minicpm", "minicpm.residual_scale", None),
         ("glm4moe", "glm4moe.rope.dimension_sections", Some(Array::I32(vec![8, 8, 8, 8]).into())),
     ];
     for (architecture, key, value) in cases {

@@ -12,6 +12,7 @@ const WINDOW: &str = "attention.sliding_window";
 /// The recipes of one architecture; none if it has no certification.
 pub(crate) fn recipes(architecture: &'static str) -> Vec<Recipe> {
     let plain = Recipe::new(architecture, "").rms_norm();
+    let with_bias = Recipe::new(architecture, "").layer_norm();
     match architecture {
         "llama" => llama(),
         "qwen2" => vec![plain, Recipe::new("qwen2", "tied").rms_norm().without(TIED)],
@@ -21,7 +22,7 @@ pub(crate) fn recipes(architecture: &'static str) -> Vec<Recipe> {
         "gemma2" => vec![gemma2(plain)],
         "gemma3" => gemma3(),
         "phi3" => phi3(),
-        "gpt2" => vec![Recipe::new("gpt2", "").layer_norm().set("attention.head_count_kv", 4)],
+        "gpt2" => vec![with_bias.set("attention.head_count_kv", 4)],
         "smollm3" => vec![plain.set("block_count", 12)],
         "granite" => granite(),
         "olmo2" => vec![plain, Recipe::new("olmo2", "OLMo 3").rms_norm().set(WINDOW, 16)],
@@ -29,7 +30,18 @@ pub(crate) fn recipes(architecture: &'static str) -> Vec<Recipe> {
         "deepseek2" => deepseek2(),
         "glm4moe" => glm4moe(),
         "qwen35" => qwen35(),
-        "qwen3next" => vec![hybrid(plain).experts().set("expert_shared_feed_forward_length", 256)],
+        "qwen3next" => vec![shared_expert(hybrid(plain))],
+        "arcee" | "ernie4_5" | "exaone4" | "gemma" | "hunyuan-dense" | "internlm2" | "seed_oss" => vec![plain],
+        "falcon" | "nemotron" | "phi2" | "stablelm" | "starcoder2" => vec![with_bias],
+        "cohere2" => vec![with_bias.set("logit_scale", 0.25).set(WINDOW, 16)],
+        "command-r" => vec![with_bias.set("logit_scale", 0.25)],
+        "granitemoe" => vec![plain.experts().set("logit_scale", 8.0).set("embedding_scale", 12.0)],
+        "minicpm" => vec![plain, Recipe::new("minicpm", "stated").rms_norm().set("residual_scale", 0.3)],
+        "mpt" => vec![mpt(with_bias)],
+        "phimoe" => vec![plain.experts()],
+        "qwen2moe" => vec![shared_expert(plain)],
+        "qwen2vl" => vec![plain.set(SECTIONS, sections())],
+        "qwen35moe" => vec![shared_expert(hybrid(plain).set(SECTIONS, sections()))],
         _ => Vec::new(),
     }
 }
@@ -110,6 +122,17 @@ fn glm4moe() -> Vec<Recipe> {
 fn qwen35() -> Vec<Recipe> {
     let qwen35 = |variant| hybrid(Recipe::new("qwen35", variant).rms_norm()).set(SECTIONS, sections());
     vec![qwen35(""), qwen35("further tokens").set("nextn_predict_layers", 1).set("block_count", 9)]
+}
+
+/// Experts, and one more for all tokens.
+fn shared_expert(recipe: Recipe) -> Recipe {
+    recipe.experts().set("expert_shared_feed_forward_length", 256)
+}
+
+/// Positions by ALiBi alone, as in the published models.
+fn mpt(with_bias: Recipe) -> Recipe {
+    let norms = ["attn_k_norm.weight", "attn_k_norm.bias", "position_embd.weight"];
+    with_bias.set("attention.max_alibi_bias", 8.0).set("attention.clamp_kqv", 8.0).without(&norms)
 }
 
 const SECTIONS: &str = "rope.dimension_sections";

@@ -59,7 +59,7 @@ fn a_port_in_use_is_named() {
 
 #[test]
 fn case_13_a_context_that_does_not_fit_memory_is_refused_with_both_numbers() {
-    let (code, stderr) = shoal(&["serve", "-m", "SmolLM2", "--slots", "4096", "--ctx", "8192"]);
+    let (code, stderr) = shoal(&["serve", "-m", "SmolLM2", "--slots", "256", "--ctx", "8192"]);
     assert_eq!(code, 1, "{stderr}");
     assert!(stderr.contains("GiB") && stderr.contains("available"), "{stderr}");
 }
