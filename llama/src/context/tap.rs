@@ -45,7 +45,7 @@ struct Fault {
 impl Tap {
     /// What contexts of `model` need: nothing for logits of an ordinary model.
     pub(crate) fn for_context(model: &Model, output: Output) -> Option<Self> {
-        let input = model.metadata(INPUT_NODE_KEY);
+        let input = model.metadata(INPUT_NODE_KEY).filter(|node| !node.is_empty());
         let output = match output {
             Output::Hidden => Some(format!("l_out-{}", model.n_layer().saturating_sub(1))),
             Output::Logits => None,

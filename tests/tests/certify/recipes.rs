@@ -31,7 +31,9 @@ pub(crate) fn recipes(architecture: &'static str) -> Vec<Recipe> {
         "glm4moe" => glm4moe(),
         "qwen35" => qwen35(),
         "qwen3next" => vec![shared_expert(hybrid(plain))],
-        "arcee" | "ernie4_5" | "exaone4" | "gemma" | "hunyuan-dense" | "internlm2" | "seed_oss" => vec![plain],
+        "arcee" | "ernie4_5" | "exaone4" | "gemma" | "hunyuan-dense" | "internlm2" | "seed_oss" => {
+            vec![plain]
+        }
         "falcon" | "nemotron" | "phi2" | "stablelm" | "starcoder2" => vec![with_bias],
         "cohere2" => vec![with_bias.set("logit_scale", 0.25).set(WINDOW, 16)],
         "command-r" => vec![with_bias.set("logit_scale", 0.25)],

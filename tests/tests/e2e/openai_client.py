@@ -15,13 +15,15 @@ def ask(**more):
     )
 
 
-# A chat.
+# A chat: streamed, it is the text that comes in one piece otherwise.
+question = {"messages": [{"role": "user", "content": "Name three colours."}], "max_tokens": 48}
+whole = client.chat.completions.create(model=model, temperature=0, **question)
 text, usage = "", None
-for chunk in ask(messages=[{"role": "user", "content": "What is the capital of France?"}], max_tokens=48):
+for chunk in ask(**question):
     if chunk.choices:
         text += chunk.choices[0].delta.content or ""
     usage = chunk.usage or usage
-assert "Paris" in text, text
+assert text and text == whole.choices[0].message.content, (text, whole)
 assert usage.completion_tokens > 0 and usage.total_tokens == usage.prompt_tokens + usage.completion_tokens, usage
 
 # A tool call.
