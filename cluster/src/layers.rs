@@ -103,20 +103,12 @@ impl fmt::Display for LayerRange {
     }
 }
 
-/// Splits blocks of the given sizes into `stages` contiguous ranges whose largest total is as small as possible.
+/// Splits blocks of the given sizes into `stages` contiguous ranges, each of which `allowed` accepts, whose largest
+/// total is as small as possible.
 ///
 /// `head` is added to the last stage. Exact, by dynamic programming in `O(stages · blocks²)`; ties go to the
 /// split whose earlier stages are larger, so that the master, which also samples, has the least to hold.
 pub fn split_by_bytes(
-    blocks: &[Bytes],
-    head: Bytes,
-    stages: u32,
-) -> Result<Vec<LayerRange>, LayerRangeError> {
-    split_allowed(blocks, head, stages, &|_| true)
-}
-
-/// [`split_by_bytes`], using only ranges for which `allowed` holds.
-pub fn split_allowed(
     blocks: &[Bytes],
     head: Bytes,
     stages: u32,
@@ -185,7 +177,7 @@ mod tests {
 
     #[test]
     fn equal_blocks_are_split_evenly_and_the_head_lightens_the_master() {
-        let ranges = split_by_bytes(&sizes(&[10; 30]), Bytes(80), 3).unwrap();
+        let ranges = split_by_bytes(&sizes(&[10; 30]), Bytes(80), 3, &|_| true).unwrap();
         let lengths: Vec<u32> = ranges.iter().map(|r| r.len()).collect();
         assert_eq!(lengths.iter().sum::<u32>(), 30);
         assert!(lengths[2] < lengths[0], "{lengths:?}");
@@ -194,17 +186,17 @@ mod tests {
 
     #[test]
     fn a_stage_without_a_block_is_refused() {
-        assert!(split_by_bytes(&sizes(&[1, 1]), Bytes(0), 3).is_err());
-        assert!(split_by_bytes(&sizes(&[1, 1]), Bytes(0), 0).is_err());
+        assert!(split_by_bytes(&sizes(&[1, 1]), Bytes(0), 3, &|_| true).is_err());
+        assert!(split_by_bytes(&sizes(&[1, 1]), Bytes(0), 0, &|_| true).is_err());
     }
 
     #[test]
     fn a_split_uses_only_allowed_ranges() {
         let blocks = sizes(&[10; 12]);
         let multiple_of_4 = |range: LayerRange| range.start().is_multiple_of(4);
-        let ranges = split_allowed(&blocks, Bytes(0), 3, &multiple_of_4).unwrap();
+        let ranges = split_by_bytes(&blocks, Bytes(0), 3, &multiple_of_4).unwrap();
         assert_eq!(ranges.iter().map(|r| r.start()).collect::<Vec<_>>(), [0, 4, 8]);
-        let error = split_allowed(&blocks, Bytes(0), 4, &multiple_of_4).unwrap_err();
+        let error = split_by_bytes(&blocks, Bytes(0), 4, &multiple_of_4).unwrap_err();
         assert_eq!(error, LayerRangeError::NoSplit { stages: 4, n_layer: 12 });
     }
 
@@ -219,7 +211,7 @@ mod tests {
         let largest = |ranges: &[LayerRange]| {
             ranges.iter().enumerate().map(|(i, r)| load(r, i + 1 == ranges.len())).max().unwrap()
         };
-        let found = largest(&split_by_bytes(&blocks, head, 3).unwrap());
+        let found = largest(&split_by_bytes(&blocks, head, 3, &|_| true).unwrap());
         let mut best = u64::MAX;
         for a in 1..6 {
             for b in a + 1..7 {

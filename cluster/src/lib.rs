@@ -11,7 +11,7 @@ mod replica;
 mod units;
 
 pub use ids::{Epoch, ModelHash, RequestId, SlotId, StageIndex, StepId};
-pub use layers::{LayerRange, LayerRangeError, split_allowed, split_by_bytes};
+pub use layers::{LayerRange, LayerRangeError, split_by_bytes};
 pub use model::{
     Attention, BlockKind, BlockShape, CacheRequest, Experts, FeedForward, ModelShape, RangeRefusal, RangeRule,
 };

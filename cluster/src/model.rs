@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::{Bytes, LayerRange, LayerRangeError, split_allowed};
+use crate::{Bytes, LayerRange, LayerRangeError, split_by_bytes};
 
 /// How a block mixes information between tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -233,7 +233,12 @@ impl ModelShape {
     /// the head counts with the last.
     pub fn split(&self, stages: u32) -> Result<Vec<LayerRange>, LayerRangeError> {
         let blocks: Vec<Bytes> = self.blocks.iter().map(|block| block.weight_bytes).collect();
-        split_allowed(&blocks, self.head_bytes, stages, &|range| self.check_range(range).is_ok())
+        split_by_bytes(&blocks, self.head_bytes, stages, &|range| self.check_range(range).is_ok())
+    }
+
+    /// The split into as many ranges as can be slices: one per block, unless a rule forbids it.
+    pub fn finest_split(&self) -> Vec<LayerRange> {
+        (1..=self.n_layer()).rev().find_map(|stages| self.split(stages).ok()).unwrap_or_default()
     }
 
     fn breaks(&self, range: LayerRange, rule: RangeRule) -> bool {

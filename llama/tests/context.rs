@@ -87,7 +87,7 @@ fn mixed_runs_of_random_models_give_the_rows_of_single_runs() {
     let cases = [
         (random_llama(), Reference::OneByOne),
         (random_gemma3(), Reference::OneByOne),
-        (random_gemma2_slice(), Reference::OneByOne),
+        (random_gemma2().set("shoal.slice.input_node", "inp_scaled"), Reference::OneByOne),
         (random_qwen35(), Reference::SameSteps),
     ];
     for (model, reference) in cases {
@@ -101,14 +101,17 @@ fn mixed_runs_of_random_models_give_the_rows_of_single_runs() {
 
 #[test]
 fn rows_go_into_the_first_block_as_they_are_given() {
-    // sqrt(64): what the graph of a whole Gemma 2 multiplies embedding rows by.
-    let scaled = |rows: &[f32]| rows.iter().map(|number| number * 8.0).collect::<Vec<_>>();
     let sequence = Sequence::new(0, 5, 64);
-    let given = Sequence { rows: scaled(&sequence.rows), ..sequence.clone() };
-    let slice = one_by_one(&random_gemma2_slice().build().unwrap(), Output::Logits, &given);
-    let whole = random_gemma2_slice().set("shoal.slice.input_node", "").build().unwrap();
-    let whole = one_by_one(&whole, Output::Logits, &sequence);
-    slice.iter().zip(&whole).for_each(|(got, expected)| assert_same_bits(got, expected, "a row"));
+    let mut scaled = sequence.clone();
+    // sqrt(64): what the graph of a whole Gemma 2 multiplies embedding rows by.
+    scaled.rows.iter_mut().for_each(|number| *number *= 8.0);
+    let whole = random_gemma2().build().unwrap();
+    let slice = random_gemma2().set("shoal.slice.input_node", "inp_scaled").build().unwrap();
+    for output in [Output::Hidden, Output::Logits] {
+        let expected = one_by_one(&whole, output, &sequence);
+        let got = one_by_one(&slice, output, &scaled);
+        got.iter().zip(&expected).for_each(|(got, expected)| assert_same_bits(got, expected, "a row"));
+    }
 }
 
 #[test]

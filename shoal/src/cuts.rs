@@ -1,24 +1,24 @@
-//! How cuts are written on the command line: `10,20`, or `every` for a cut after every block.
+//! How cuts are written on the command line: `10,20`, or `every` for a cut wherever the model can be cut.
 
 use std::str::FromStr;
 
-use cluster::{LayerRange, LayerRangeError};
+use cluster::{LayerRange, LayerRangeError, ModelShape};
 
 /// Where a model is to be cut.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Cuts {
     /// Before these blocks.
     At(Vec<u32>),
-    /// Into slices of one block.
+    /// Into as many slices as there can be: of one block each, in most architectures.
     Every,
 }
 
 impl Cuts {
-    /// The slices of a model of `n_layer` blocks.
-    pub(crate) fn ranges(&self, n_layer: u32) -> Result<Vec<LayerRange>, LayerRangeError> {
+    /// The slices of a model.
+    pub(crate) fn ranges(&self, shape: &ModelShape) -> Result<Vec<LayerRange>, LayerRangeError> {
         match self {
-            Self::At(cuts) => LayerRange::from_cuts(cuts, n_layer),
-            Self::Every => LayerRange::from_cuts(&(1..n_layer).collect::<Vec<_>>(), n_layer),
+            Self::At(cuts) => LayerRange::from_cuts(cuts, shape.n_layer()),
+            Self::Every => Ok(shape.finest_split()),
         }
     }
 }
@@ -47,11 +47,5 @@ mod tests {
         assert_eq!("every".parse(), Ok(Cuts::Every));
         assert!("10,,20".parse::<Cuts>().is_err());
         assert!("-1".parse::<Cuts>().is_err());
-    }
-
-    #[test]
-    fn every_cuts_after_every_block() {
-        assert_eq!(Cuts::Every.ranges(3).unwrap().len(), 3);
-        assert_eq!(Cuts::Every.ranges(1).unwrap().len(), 1);
     }
 }

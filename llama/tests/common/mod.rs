@@ -23,76 +23,52 @@ pub fn smollm2() -> Model {
     Model::load(&smollm2_path(), params).unwrap()
 }
 
-/// A small model with full attention in every block.
+/// What all small models have in common.
 ///
-/// Its matrices are Q4_1, as SmolLM2's: ggml's product for that type does not depend on the number of rows, while the
+/// Their matrices are Q4_1, as SmolLM2's: ggml's product for that type does not depend on the number of rows, while the
 /// one for f32 does (ggml-cpu/llamafile/sgemm.cpp).
-pub fn random_llama() -> RandomModel {
-    RandomModel::new("llama")
+fn small(architecture: &str, blocks: u32) -> RandomModel {
+    RandomModel::new(architecture)
         .weights("", WeightType::Q4_1)
         .set_arch("vocab_size", 128_u32)
         .set_arch("context_length", 1024_u32)
         .set_arch("embedding_length", 64_u32)
-        .set_arch("block_count", 3_u32)
+        .set_arch("block_count", blocks)
         .set_arch("feed_forward_length", 128_u32)
         .set_arch("attention.head_count", 4_u32)
         .set_arch("attention.head_count_kv", 2_u32)
         .set_arch("attention.layer_norm_rms_epsilon", 1e-5_f32)
         .set_arch("rope.freq_base", 10000.0_f32)
+}
+
+/// `small` with heads of 16 and a sliding window of 32 tokens.
+fn small_sliding(architecture: &str, blocks: u32) -> RandomModel {
+    small(architecture, blocks)
+        .set_arch("attention.key_length", 16_u32)
+        .set_arch("attention.value_length", 16_u32)
+        .set_arch("attention.sliding_window", 32_u32)
+}
+
+/// A small model with full attention in every block.
+pub fn random_llama() -> RandomModel {
+    small("llama", 3)
 }
 
 /// A small model with a sliding window of 32 tokens in most blocks.
 pub fn random_gemma3() -> RandomModel {
-    RandomModel::new("gemma3")
-        .weights("", WeightType::Q4_1)
-        .set_arch("vocab_size", 128_u32)
-        .set_arch("context_length", 1024_u32)
-        .set_arch("embedding_length", 64_u32)
-        .set_arch("block_count", 7_u32)
-        .set_arch("feed_forward_length", 128_u32)
-        .set_arch("attention.head_count", 4_u32)
-        .set_arch("attention.head_count_kv", 2_u32)
-        .set_arch("attention.key_length", 16_u32)
-        .set_arch("attention.value_length", 16_u32)
-        .set_arch("attention.sliding_window", 32_u32)
-        .set_arch("attention.layer_norm_rms_epsilon", 1e-5_f32)
-        .set_arch("rope.freq_base", 10000.0_f32)
+    small_sliding("gemma3", 7)
 }
 
 /// A small model whose graph would scale the rows that come in, as a slice that says where to put them instead.
 pub fn random_gemma2_slice() -> RandomModel {
-    RandomModel::new("gemma2")
-        .set("shoal.slice.input_node", "inp_scaled")
-        .weights("", WeightType::Q4_1)
-        .set_arch("vocab_size", 128_u32)
-        .set_arch("context_length", 1024_u32)
-        .set_arch("embedding_length", 64_u32)
-        .set_arch("block_count", 2_u32)
-        .set_arch("feed_forward_length", 128_u32)
-        .set_arch("attention.head_count", 4_u32)
-        .set_arch("attention.head_count_kv", 2_u32)
-        .set_arch("attention.key_length", 16_u32)
-        .set_arch("attention.value_length", 16_u32)
-        .set_arch("attention.sliding_window", 32_u32)
-        .set_arch("attention.layer_norm_rms_epsilon", 1e-5_f32)
-        .set_arch("rope.freq_base", 10000.0_f32)
+    small_sliding("gemma2", 2).set("shoal.slice.input_node", "inp_scaled")
 }
 
 /// A small hybrid of recurrent and attention blocks, with M-RoPE.
 pub fn random_qwen35() -> RandomModel {
-    RandomModel::new("qwen35")
-        .weights("", WeightType::Q4_1)
-        .set_arch("vocab_size", 128_u32)
-        .set_arch("context_length", 1024_u32)
-        .set_arch("embedding_length", 64_u32)
-        .set_arch("block_count", 4_u32)
-        .set_arch("feed_forward_length", 128_u32)
-        .set_arch("attention.head_count", 4_u32)
-        .set_arch("attention.head_count_kv", 2_u32)
+    small("qwen35", 4)
         .set_arch("attention.key_length", 32_u32)
         .set_arch("attention.value_length", 32_u32)
-        .set_arch("attention.layer_norm_rms_epsilon", 1e-5_f32)
-        .set_arch("rope.freq_base", 10000.0_f32)
         .set_arch("rope.dimension_count", 32_u32)
         .set_arch("rope.dimension_sections", vec![4_i32, 4, 4, 0])
         .set_arch("ssm.conv_kernel", 4_u32)

@@ -46,7 +46,7 @@ impl SliceFolder<'_> {
 /// Splits that between them cut at every boundary where the model can be cut: the finest, an uneven one, and for each
 /// boundary that these leave out the two parts it makes.
 pub(crate) fn splits_at_every_boundary(shape: &ModelShape) -> Vec<Vec<LayerRange>> {
-    let mut splits = vec![finest(shape)];
+    let mut splits = vec![shape.finest_split()];
     splits.extend(uneven(shape));
     let mut covered: BTreeSet<u32> = splits.iter().flatten().map(|range| range.start()).collect();
     for boundary in 1..shape.n_layer() {
@@ -55,11 +55,6 @@ pub(crate) fn splits_at_every_boundary(shape: &ModelShape) -> Vec<Vec<LayerRange
         }
     }
     splits
-}
-
-/// As many slices as the model allows.
-fn finest(shape: &ModelShape) -> Vec<LayerRange> {
-    (1..=shape.n_layer()).rev().find_map(|stages| shape.split(stages).ok()).unwrap_or_default()
 }
 
 /// The first split into three slices of different lengths, or else into two.

@@ -127,9 +127,9 @@ pub(crate) fn run(args: &SlicesArgs, globals: &Globals) -> Result<()> {
 fn layouts(args: &SlicesArgs, file: &ModelFile) -> Result<Vec<Vec<LayerRange>>> {
     let shape = file.shape();
     if let Some(cuts) = &args.cuts {
-        return Ok(vec![cuts.ranges(shape.n_layer())?]);
+        return Ok(vec![cuts.ranges(shape)?]);
     }
-    Ok(vec![shape.split(3.min(shape.n_layer()))?, Cuts::Every.ranges(shape.n_layer())?])
+    Ok(vec![shape.split(3.min(shape.n_layer()))?, shape.finest_split()])
 }
 
 struct Bench<'a> {

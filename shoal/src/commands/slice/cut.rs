@@ -61,7 +61,7 @@ struct FileReport {
 pub(crate) fn run(args: &CutArgs, globals: &Globals) -> Result<()> {
     let folders = model::folders(globals)?;
     let file = args.model.open(&folders)?;
-    let ranges = args.cuts.ranges(file.shape().n_layer())?;
+    let ranges = args.cuts.ranges(file.shape())?;
     let uncertified = if args.allow_uncertified { Uncertified::Allow } else { Uncertified::Refuse };
     let interrupt = Interrupt::listen()?;
     let mut view = ProgressView::new();

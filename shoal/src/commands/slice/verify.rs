@@ -96,7 +96,7 @@ pub(crate) fn run(args: &VerifyArgs, globals: &Globals) -> Result<()> {
     let folders = model::folders(globals)?;
     let file = args.model.open(&folders)?;
     let n_layer = file.shape().n_layer();
-    let ranges = args.cuts.ranges(n_layer)?;
+    let ranges = args.cuts.ranges(file.shape())?;
     let interrupt = Interrupt::listen()?;
     let threads = args.threads.unwrap_or_else(|| default_threads(1));
 
