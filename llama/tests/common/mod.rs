@@ -59,9 +59,9 @@ pub fn random_gemma3() -> RandomModel {
     small_sliding("gemma3", 7)
 }
 
-/// A small model whose graph would scale the rows that come in, as a slice that says where to put them instead.
-pub fn random_gemma2_slice() -> RandomModel {
-    small_sliding("gemma2", 2).set("shoal.slice.input_node", "inp_scaled")
+/// A small model that alternates sliding window and full attention, whose graph scales whatever rows come in.
+pub fn random_gemma2() -> RandomModel {
+    small_sliding("gemma2", 2)
 }
 
 /// A small hybrid of recurrent and attention blocks, with M-RoPE.
