@@ -1,9 +1,11 @@
 //! The way to a replica: finds its master in the agent's word, sends it a request, and notices when it is lost.
 //!
 //! Knows nothing of text. A request holds on to the epoch it began in; when the agent says that the replica has moved
-//! on or is down, the request is lost, whether or not its connection noticed.
+//! on or is down, the request is lost, whether or not its connection noticed. The other way round, a request that was
+//! lost is known here before the agent's next look: until the agent has had the time to say so, the epoch is doubted.
 
-use std::time::Duration;
+use std::sync::{Arc, Mutex as SyncMutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use cluster::{Epoch, ReplicaState};
 use protocol::tls::{self, TlsIdentity};
@@ -20,6 +22,9 @@ use crate::openai::ApiError;
 /// on a slow host. One that is dead is noticed by its agent long before this.
 const ACCEPT_DEADLINE: Duration = Duration::from_secs(60);
 
+/// An agent sees the end of a process at once, and a frozen or broken one by its next heartbeats, within 3 s.
+const DOUBT: Duration = Duration::from_secs(5);
+
 const AGENT_ENDED: &str = "the replica's agent has ended";
 
 /// A replica as its agent reports it.
@@ -27,7 +32,12 @@ pub(crate) struct Replica {
     state: watch::Receiver<ReplicaState>,
     tls: TlsIdentity,
     connection: Mutex<Option<Connection>>,
+    doubt: Doubt,
 }
+
+/// The epoch in which a request was last lost, until when it is doubted, and why.
+#[derive(Debug, Clone, Default)]
+struct Doubt(Arc<SyncMutex<Option<(Epoch, Instant, String)>>>);
 
 #[derive(Clone)]
 struct Connection {
@@ -41,11 +51,12 @@ pub(crate) struct TokenStream {
     events: Streaming<v1::GenerateEvent>,
     state: watch::Receiver<ReplicaState>,
     epoch: Epoch,
+    doubt: Doubt,
 }
 
 impl Replica {
     pub(crate) fn new(state: watch::Receiver<ReplicaState>, tls: TlsIdentity) -> Self {
-        Self { state, tls, connection: Mutex::new(None) }
+        Self { state, tls, connection: Mutex::new(None), doubt: Doubt::default() }
     }
 
     /// What the agent last said.
@@ -60,7 +71,7 @@ impl Replica {
             ReplicaState::Ready { .. } if self.state.has_changed().is_err() => {
                 Err(ApiError::NotReady { reason: AGENT_ENDED.into() })
             }
-            ReplicaState::Ready { .. } => Ok(()),
+            ReplicaState::Ready { epoch, .. } => self.doubt.check(*epoch),
             state => Err(ApiError::NotReady { reason: describe(state) }),
         }
     }
@@ -75,8 +86,11 @@ impl Replica {
             reason = lost(&mut state, epoch) => return Err(ApiError::ReplicaLost { reason }),
             () = tokio::time::sleep(ACCEPT_DEADLINE) => return Err(no_answer()),
         };
-        let events = accepted.map_err(|status| refusal(&status))?.into_inner();
-        Ok(TokenStream { events, state, epoch })
+        let doubt = self.doubt.clone();
+        match accepted {
+            Ok(accepted) => Ok(TokenStream { events: accepted.into_inner(), state, epoch, doubt }),
+            Err(status) => Err(doubt.raise_if_lost(epoch, refusal(&status))),
+        }
     }
 
     /// The connection to the master of the present epoch.
@@ -84,7 +98,10 @@ impl Replica {
         // Held while connecting, so that of many waiting requests one connects.
         let mut connection = self.connection.lock().await;
         let (master, epoch) = match &*self.state.borrow() {
-            ReplicaState::Ready { master, epoch } => (*master, *epoch),
+            ReplicaState::Ready { master, epoch } => {
+                self.doubt.check(*epoch)?;
+                (*master, *epoch)
+            }
             state => return Err(ApiError::NotReady { reason: describe(state) }),
         };
         if let Some(open) = connection.as_ref().filter(|open| open.epoch == epoch) {
@@ -101,6 +118,11 @@ impl Replica {
 impl TokenStream {
     /// The next event. After [`Event::Finished`] there is none.
     pub(crate) async fn next(&mut self) -> Result<Event, ApiError> {
+        let received = self.receive().await;
+        received.map_err(|error| self.doubt.raise_if_lost(self.epoch, error))
+    }
+
+    async fn receive(&mut self) -> Result<Event, ApiError> {
         loop {
             let received = tokio::select! {
                 // What has arrived counts, even if the replica was lost after it.
@@ -122,6 +144,27 @@ impl TokenStream {
                 Err(status) => return Err(refusal(&status)),
             }
         }
+    }
+}
+
+impl Doubt {
+    /// Refuses an epoch that is doubted.
+    fn check(&self, epoch: Epoch) -> Result<(), ApiError> {
+        match &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some((doubted, until, reason)) if *doubted == epoch && Instant::now() < *until => {
+                Err(ApiError::NotReady { reason: reason.clone() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Doubts an epoch if the error says that it was lost; gives the error back.
+    fn raise_if_lost(&self, epoch: Epoch, error: ApiError) -> ApiError {
+        if let ApiError::ReplicaLost { reason } = &error {
+            let doubt = (epoch, Instant::now() + DOUBT, reason.clone());
+            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(doubt);
+        }
+        error
     }
 }
 
@@ -178,5 +221,21 @@ fn failure(failed: v1::Failed) -> ApiError {
         v1::FailureKind::Invalid => ApiError::Refused { reason },
         v1::FailureKind::ReplicaLost => ApiError::ReplicaLost { reason },
         v1::FailureKind::Unspecified | v1::FailureKind::Internal => ApiError::Engine { reason },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_epoch_that_lost_a_request_is_doubted_and_the_next_is_not() {
+        let doubt = Doubt::default();
+        doubt.check(Epoch(1)).unwrap();
+        doubt.raise_if_lost(Epoch(1), ApiError::QueueFull { reason: "8 of 8".into() });
+        doubt.check(Epoch(1)).unwrap();
+        doubt.raise_if_lost(Epoch(1), ApiError::ReplicaLost { reason: "stage 1".into() });
+        assert!(matches!(doubt.check(Epoch(1)), Err(ApiError::NotReady { reason }) if reason == "stage 1"));
+        doubt.check(Epoch(2)).unwrap();
     }
 }

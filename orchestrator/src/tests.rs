@@ -364,8 +364,10 @@ async fn a_schema_becomes_a_grammar_and_a_bad_one_is_refused_by_parameter() {
     let schema =
         json!({ "type": "object", "properties": { "age": { "type": "integer" } }, "required": ["age"] });
     let _reply = bench.send(CHAT, chat(json!({ "response_format": format(schema) })));
-    let grammar = bench.master.call().await.request.sampling.unwrap().grammar.unwrap();
+    let call = bench.master.call().await;
+    let grammar = call.request.sampling.as_ref().unwrap().grammar.as_ref().unwrap();
     assert!(grammar.gbnf.contains("age") && !grammar.lazy);
+    call.accept().finish(FinishReason::Stop, 0).await;
     let parameters = json!({ "type": "object", "properties": { "a": { "type": "nonsense" } } });
     let tool = json!({ "type": "function", "function": { "name": "f", "parameters": parameters } });
     for (body, param) in [

@@ -25,13 +25,11 @@ pub(crate) struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
-  shoal serve -m SmolLM2 --stages 3     three processes, each with a third of the model, and an API on port 8080
-  shoal slice info model.gguf           what a model is made of
-  shoal slice verify -m SmolLM2 --cuts 10,20
-                                        whether the model cut there computes what the whole does
+  shoal serve -m SmolLM2 --stages 3            three processes share the model; API on port 8080
+  shoal slice info model.gguf                  what a model is made of
+  shoal slice verify -m SmolLM2 --cuts 10,20   does the cut model compute what the whole does?
 
-A model is a .gguf file, or the start of the name of one in the models folder. Every option that has an
-environment variable shows it in `shoal COMMAND --help`.";
+A model is a .gguf file, or the start of the name of one in the models folder.";
 
 /// What can be done.
 #[derive(Debug, Subcommand)]
@@ -51,6 +49,7 @@ pub(crate) enum Command {
 
 /// Options of every command.
 #[derive(Debug, Args)]
+#[command(next_help_heading = "General options")]
 pub(crate) struct Globals {
     /// Log more: -v progress of the parts, -vv details, -vvv everything. SHOAL_LOG takes finer filters.
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]

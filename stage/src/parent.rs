@@ -51,7 +51,13 @@ pub(crate) fn greet(port: u16) -> Result<(), WorkerError> {
     writeln!(stdout, "{line}").and_then(|()| stdout.flush()).map_err(failed)
 }
 
-/// Swallows interrupts: Ctrl-C in a terminal reaches every process of the group, and the agent decides.
-pub(crate) async fn ignore_interrupts() {
-    while tokio::signal::ctrl_c().await.is_ok() {}
+/// Swallows interrupts: Ctrl-C in a terminal reaches every process of the group, and the agent decides. It takes
+/// effect before it returns, and lasts as long as the process: tokio never gives a signal back to the system.
+pub(crate) fn ignore_interrupts() -> Result<(), WorkerError> {
+    #[cfg(unix)]
+    let listening = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt());
+    #[cfg(windows)]
+    let listening = tokio::signal::windows::ctrl_c();
+    let failed = |source| WorkerError::Stdio { doing: "asking not to be ended by interrupts", source };
+    listening.map(drop).map_err(failed)
 }

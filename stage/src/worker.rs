@@ -32,7 +32,7 @@ pub enum WorkerError {
     /// The agent's line is wrong, or the answer could not be written as one.
     #[error(transparent)]
     Line(#[from] WorkerLineError),
-    /// stdin or stdout does not work, or a thread could not be started.
+    /// The operating system refused stdin, stdout, a thread or a signal.
     #[error("stage worker: {doing} failed")]
     Stdio {
         /// What was being done.
@@ -68,7 +68,7 @@ pub fn run_worker() -> Result<(), WorkerError> {
         .build()
         .map_err(|source| WorkerError::Stdio { doing: "starting the io threads", source })?;
     runtime.block_on(async {
-        let _interrupts = AbortOnDropHandle::new(tokio::spawn(parent::ignore_interrupts()));
+        parent::ignore_interrupts()?;
         let worker = Worker::start(config).await?;
         parent::greet(worker.address().port())?;
         worker.ended().await

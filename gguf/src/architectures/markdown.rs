@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{Architecture, HiddenInput, Recurrence, SizeRule, SlidingWindow, Support, TABLE};
+use super::{Architecture, HiddenInput, Recurrence, SizeRule, SlidingWindow, Support, TABLE, WithoutSliding};
 
 const HEAD: &str = "\
 # Architectures
@@ -62,6 +62,9 @@ fn limits(architecture: &Architecture) -> String {
     }
     if architecture.recurrence != Recurrence::None {
         limits.push("each slice needs both kinds of block".to_owned());
+    }
+    if let SlidingWindow::Pattern { without: WithoutSliding::Impossible, .. } = architecture.sliding_window {
+        limits.push("each slice needs a block with a sliding window".to_owned());
     }
     match architecture.size_rule {
         SizeRule::None | SizeRule::MiniCpm => {}

@@ -72,7 +72,6 @@ pub static TABLE: &[Architecture] = &[
     certified("arcee"),
     Architecture {
         sliding_window: pattern(Window::Required, 4, PatternStart::Sliding),
-        note: "Every slice needs a block with a sliding window.",
         ..certified("cohere2")
     },
     Architecture {

@@ -1,4 +1,4 @@
-//! Keeps one stage alive: starts its worker, waits until it has loaded, asks it for a sign of life every second, and
+//! Keeps one stage alive: starts its worker, waits until it has loaded, asks it for signs of life, and
 //! starts another when it is lost. It knows nothing of the other stages.
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -19,8 +19,9 @@ use super::process::{Ended, WorkerCommand, WorkerProcess};
 use super::restarts::{Failure, Restarts, Verdict};
 use crate::host::available_memory;
 
-/// Between two signs of life of a stage that serves.
-const HEARTBEAT: Duration = Duration::from_secs(1);
+/// Between two signs of life of a stage that serves. They also tell of broken links, and for as long the replica seems
+/// ready while it is not.
+const HEARTBEAT: Duration = Duration::from_millis(250);
 
 /// Within which a stage that serves must answer: a frozen one is lost within four seconds, an event to the client
 /// within five.
@@ -114,20 +115,26 @@ impl Keeper {
         tracing::debug!(stage = self.index, pid, %address, "the worker listens");
         let lost = tokio::select! {
             () = self.shutdown.cancelled() => None,
-            ended = worker.ended() => Some(Lost::crash(self.explain(ended))),
+            () = worker.ended() => Some(Lost::crash("the worker ended")),
             lost = self.watch(LoadedStage {
                 incarnation, address, report: StageReport { pid, ..self.report.clone() }, broken_link: None,
             }, service) => Some(lost),
             () = self.restart.notified() => Some(Lost::crash("it could not be linked")),
         };
-        match lost {
-            None => worker.stop(STOP_GRACE).await,
-            Some(_) => worker.kill().await,
+        let Some(mut lost) = lost else {
+            worker.stop(STOP_GRACE).await;
+            return None;
+        };
+        // At once: while the details are found out, nobody must believe that the replica serves.
+        self.show(StagePhase::Starting { progress: 0.0, lost: Some(lost.reason.clone()) });
+        let ended = worker.kill().await;
+        if let Some(ended) = ended.filter(|_| lost.failure == Failure::Crash) {
+            lost.reason = self.explain(&ended);
         }
-        lost
+        Some(lost)
     }
 
-    fn explain(&self, ended: Ended) -> String {
+    fn explain(&self, ended: &Ended) -> String {
         let shortage = self.shortage().filter(|_| ended.was_killed).unwrap_or_default();
         format!("the worker {}{shortage}", ended.how)
     }

@@ -23,6 +23,9 @@ const HELLO_DEADLINE: Duration = Duration::from_secs(20);
 /// A greeting is one short line.
 const LONGEST_HELLO: u64 = 4096;
 
+/// Until the end of a process that is dying, and of its output, has reached this one.
+const REAP_DEADLINE: Duration = Duration::from_millis(200);
+
 /// How a worker is started.
 #[derive(Debug, Clone)]
 pub struct WorkerCommand {
@@ -100,12 +103,10 @@ impl WorkerProcess {
         }
     }
 
-    /// Waits for the end of the process and says how it came.
-    pub(super) async fn ended(&mut self) -> Ended {
-        let status = self.child.wait().await;
-        // The pipe ends with the process, unless a child of it lives on; then what was read so far must do.
-        let _ = tokio::time::timeout(Duration::from_millis(200), &mut self.output).await;
-        describe(status, &self.last_words)
+    /// Waits for the end of the process.
+    pub(super) async fn ended(&mut self) {
+        // How it came is asked again by `kill`.
+        let _ = self.child.wait().await;
     }
 
     /// Asks the worker to go by closing its stdin, and kills it if it has not gone after `grace`.
@@ -118,9 +119,16 @@ impl WorkerProcess {
         }
     }
 
-    /// Ends the worker at once.
-    pub(super) async fn kill(self) {
-        kill(self.child).await;
+    /// Ends the worker at once. Says how it had ended by itself, if it had.
+    pub(super) async fn kill(mut self) -> Option<Ended> {
+        // A broken connection is noticed somewhat before the end of the process that caused it.
+        let Ok(status) = tokio::time::timeout(REAP_DEADLINE, self.child.wait()).await else {
+            kill(self.child).await;
+            return None;
+        };
+        // The pipe ends with the process, unless a child of it lives on; then what was read so far must do.
+        let _ = tokio::time::timeout(REAP_DEADLINE, &mut self.output).await;
+        Some(describe(status, &self.last_words))
     }
 }
 
@@ -170,7 +178,7 @@ async fn explain(
         kill(child).await;
         return error;
     };
-    let _ = tokio::time::timeout(Duration::from_millis(200), output).await;
+    let _ = tokio::time::timeout(REAP_DEADLINE, output).await;
     WorkerError::Ended(describe(status, words).how)
 }
 
@@ -179,7 +187,8 @@ fn describe(status: io::Result<ExitStatus>, last_words: &LastWords) -> Ended {
         Ok(status) => describe_status(status),
         Err(e) => (format!("cannot be waited for: {e}"), false),
     };
-    let how = match last_words.likely_cause() {
+    // A process that is killed does not know why.
+    let how = match last_words.likely_cause().filter(|_| !was_killed) {
         Some(cause) => format!("{how}; it said: {cause}"),
         None => how,
     };

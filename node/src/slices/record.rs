@@ -9,6 +9,7 @@ use gguf::cut::OutputPlan;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::write::partial_file;
 use crate::model_hash::modified_ns;
 
 /// Raised whenever the cutter writes other tensor data for the same model and layers, so that slices of an earlier
@@ -43,7 +44,7 @@ impl Record {
         let modified_ns = modified_ns(&slice.metadata()?);
         let stored = Stored { record: self.clone(), sha256: sha256.to_owned(), modified_ns };
         let folder = slice.parent().unwrap_or(Path::new("."));
-        let file = tempfile::Builder::new().prefix(".").suffix(super::PARTIAL).tempfile_in(folder)?;
+        let file = partial_file(folder)?;
         serde_json::to_writer_pretty(&file, &stored)?;
         file.as_file().sync_all()?;
         file.persist(path_for(slice))?;

@@ -7,6 +7,7 @@ use std::path::Path;
 use cluster::Bytes;
 use gguf::cut::OutputPlan;
 use sha2::{Digest, Sha256};
+use tempfile::NamedTempFile;
 
 use super::SliceError;
 use super::record::{Record, hex};
@@ -27,8 +28,7 @@ pub(super) fn write(
 ) -> Result<(), SliceError> {
     let failed = |doing| SliceError::io(doing, path);
     let folder = path.parent().unwrap_or(Path::new("."));
-    let file = tempfile::Builder::new().prefix(".").suffix(PARTIAL).tempfile_in(folder);
-    let file = file.map_err(failed("making a file for"))?;
+    let file = partial_file(folder).map_err(failed("making a file for"))?;
     let output =
         Output { file: file.as_file(), hasher: Sha256::new(), written: Bytes::ZERO, observer, stopped: None };
     let sha256 = stream(plan, output, path)?;
@@ -36,6 +36,16 @@ pub(super) fn write(
     file.persist(path).map_err(|e| failed("naming")(e.error))?;
     record.store(path, &sha256).map_err(failed("writing the record of"))?;
     sync_folder(folder).map_err(failed("writing the folder of"))
+}
+
+/// A file that is removed unless it is given a name.
+pub(super) fn partial_file(folder: &Path) -> io::Result<NamedTempFile> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".").suffix(PARTIAL);
+    // As any program's files: the user's umask decides who may read them.
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    builder.tempfile_in(folder)
 }
 
 /// Writes all bytes and gives their checksum.

@@ -84,9 +84,12 @@ impl Recipe {
         self.set("attention.layer_norm_epsilon", 1e-5)
     }
 
-    /// Two of eight experts for each token.
+    /// Two of four experts for each token.
     pub(crate) fn experts(self) -> Self {
-        self.set("expert_count", 8).set("expert_used_count", 2).set("expert_feed_forward_length", 256)
+        self.set("expert_count", 4)
+            .set("expert_used_count", 2)
+            .set("expert_feed_forward_length", 256)
+            .set("feed_forward_length", 256)
     }
 
     /// Builds the model and writes it as `model.gguf` into `folder`.

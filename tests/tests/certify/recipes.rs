@@ -57,7 +57,7 @@ fn llama() -> Vec<Recipe> {
     vec![
         llama("frequency factors"),
         llama("tied, f32").without(TIED).without(&["rope_freqs.weight"]).unquantised(),
-        llama("experts").experts().set("expert_feed_forward_length", 512),
+        llama("experts").experts(),
     ]
 }
 

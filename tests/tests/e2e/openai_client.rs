@@ -4,12 +4,12 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use tests::models::cache_folder;
 use tests::server::Server;
 
 /// A Python with the client installed, made once per machine under the cache folder.
 fn python_with_openai() -> Result<PathBuf> {
-    let home = std::env::var_os("HOME").context("HOME is not set")?;
-    let venv = PathBuf::from(home).join(".cache/shoal/tools/openai-venv");
+    let venv = cache_folder()?.join("tools/openai-venv");
     let python = venv.join("bin/python");
     let run = |command: &mut Command| -> Result<()> {
         let output = command.output().with_context(|| format!("running {command:?}"))?;

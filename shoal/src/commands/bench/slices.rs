@@ -242,7 +242,7 @@ impl<'a> Side<'a> {
 
 fn table(report: &Report) -> String {
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+    table.load_preset(presets::UTF8_BORDERS_ONLY);
     table.set_header(["case", "slices", "whole", "sliced", "ratio", "spread"]);
     for row in &report.results {
         table.add_row([

@@ -19,11 +19,11 @@ use crate::cli::Globals;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  shoal serve -m model.gguf                            one process, API on http://127.0.0.1:8080
-  shoal serve -m SmolLM2 --stages 3                    three processes with a third of the model each
-  shoal serve -m SmolLM2 --cuts 8,20 --slots 8         stages with blocks 0-7, 8-19 and the rest; 8 requests at once
-  shoal serve -m SmolLM2 --stages 2 --gpu-layers 0,15  the second stage's blocks on the GPU
-  shoal serve -m SmolLM2 --json                        one JSON object per event on stdout: ready, down
+  shoal serve -m model.gguf                      one process, API on http://127.0.0.1:8080
+  shoal serve -m SmolLM2 --stages 3              three processes that share the layers
+  shoal serve -m SmolLM2 --cuts 8,20 --slots 8   blocks 0-7, 8-19 and the rest; 8 requests at once
+  shoal serve -m SmolLM2 --gpu-layers 30         one process, with 30 blocks on the GPU
+  shoal serve -m SmolLM2 --json                  a JSON object per event: starting, ready, down
 
 Ctrl-C stops everything within seconds; pressed twice, at once.")]
 pub(crate) struct ServeArgs {

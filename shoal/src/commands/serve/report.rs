@@ -204,7 +204,7 @@ impl<'a> Reporter<'a> {
 
 fn table(stages: &[StageEntry]) -> String {
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+    table.load_preset(presets::UTF8_BORDERS_ONLY);
     table.set_header([
         "stage",
         "layers",

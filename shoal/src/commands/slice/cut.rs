@@ -20,10 +20,10 @@ use crate::progress::ProgressView;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  shoal slice cut model.gguf --cuts 10,20 -o slices      0-10.gguf, 10-20.gguf, 20-30.gguf, embedding.gguf
-  shoal slice cut model.gguf --cuts every -o slices      a slice for each block
+  shoal slice cut model.gguf --cuts 10,20 -o slices   0-10.gguf, 10-20.gguf, …, embedding.gguf
+  shoal slice cut model.gguf --cuts every -o slices   a slice for each block
 
-Files that are there already and complete are kept. `shoal serve` cuts by itself; this is not needed before it.")]
+Complete files that are there already are kept. `shoal serve` cuts by itself.")]
 pub(crate) struct CutArgs {
     #[command(flatten)]
     model: model::ModelArg,

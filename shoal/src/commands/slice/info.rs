@@ -20,7 +20,7 @@ use crate::output;
 Examples:
   shoal slice info model.gguf
   shoal slice info SmolLM2 --json
-  shoal slice info big-00002-of-00003.gguf      any part of a split model stands for all")]
+  shoal slice info big-00002-of-00003.gguf   any part of a split model stands for all")]
 pub(crate) struct InfoArgs {
     #[command(flatten)]
     model: model::ModelArg,
