@@ -195,8 +195,8 @@ impl ModelShape {
                     }
                     Attention::Full | Attention::Recurrent => request.n_ctx,
                 };
-                let kv = block.kv_elements_per_token * u64::from(tokens) * request.kv_element_bytes;
-                (Bytes(kv) + block.state_bytes_per_slot) * u64::from(request.slots)
+                let kv = Bytes(block.kv_elements_per_token) * u64::from(tokens) * request.kv_element_bytes;
+                (kv + block.state_bytes_per_slot) * u64::from(request.slots)
             })
             .sum()
     }
@@ -278,6 +278,7 @@ pub struct CacheRequest {
     pub kv_element_bytes: u64,
 }
 
+/// The next multiple of `to`, or the largest number where there is none.
 fn pad(n: u32, to: u32) -> u32 {
     n.div_ceil(to).saturating_mul(to)
 }
