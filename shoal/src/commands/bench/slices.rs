@@ -51,7 +51,8 @@ pub(crate) struct SlicesArgs {
     /// Pairs of measurements for each case.
     #[arg(long, value_name = "N", default_value_t = 15, value_parser = clap::value_parser!(u32).range(5..=1000))]
     repeat: u32,
-    /// CPU threads [default: the physical cores].
+    /// CPU threads of the whole model and of each slice [default: what `serve` gives each stage where this host runs as
+    /// many stages as there are slices].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=512))]
     threads: Option<u32>,
     /// Print JSON.
@@ -99,12 +100,14 @@ pub(crate) fn run(args: &SlicesArgs, globals: &Globals) -> Result<()> {
     let folders = model::folders(globals)?;
     let file = args.model.open(&folders)?;
     let interrupt = Interrupt::listen()?;
-    let threads = args.threads.unwrap_or_else(|| default_threads(1));
+    let layouts = layouts(args, &file)?;
+    let stages = layouts.iter().map(Vec::len).max().unwrap_or(1) as u32;
+    let threads = args.threads.unwrap_or_else(|| default_threads(stages));
     let n_ctx = PREFILL.max(CONTEXT + STEPS * (args.repeat + 1));
     let setup = Setup { slots: SLOTS, n_ctx, n_batch: PREFILL.max(CONTEXT * SLOTS), threads };
     let whole_model = chain::load(file.path())?;
     let mut results = Vec::new();
-    for ranges in layouts(args, &file)? {
+    for ranges in layouts {
         let slices = BorrowedSlices::cut(&file, &ranges, &folders, &interrupt)?;
         let mut whole = Whole::new(&whole_model, setup)?;
         let mut chain = Chain::load(slices.files(), setup)?;
