@@ -72,6 +72,8 @@ impl Master {
         if result.is_ok() {
             self.watched.push((key, watch));
         }
+        // Before the reply: whoever asks for the counters after it finds the request among them.
+        self.publish();
         // One who does not wait any more has dropped the event stream too, and is cancelled for it.
         let _ = reply.send(result);
     }
