@@ -4,16 +4,27 @@
 //! read no clock and no environment, and know neither llama.cpp nor tokio.
 #![forbid(unsafe_code)]
 
+mod device;
 mod ids;
 mod layers;
+mod link;
 mod model;
+mod plan;
 mod replica;
 mod units;
+mod workload;
 
+pub use device::{
+    BlockCurves, ColdCall, ColdCallError, ComputeBuffers, Device, DeviceId, DeviceMemory, DeviceProfile,
+    NodeId, ProcessorProfile, Surface, SurfaceError,
+};
 pub use ids::{Epoch, ModelHash, RequestId, SlotId, StageIndex, StepId};
 pub use layers::{LayerRange, LayerRangeError, split_by_bytes};
+pub use link::{BytesPerSecond, Link, LinkEncoding, LinkQuality, Links};
 pub use model::{
     Attention, BlockKind, BlockShape, CacheRequest, Experts, FeedForward, ModelShape, RangeRefusal, RangeRule,
 };
+pub use plan::{Limit, Plan, Prediction, ReplicaPlan, Role, StagePlan};
 pub use replica::{ReplicaState, StageMemory, StageReport};
 pub use units::{Bytes, Millis, TokensPerSecond};
+pub use workload::{Arrivals, Lengths, Spread, TraceEntry, Workload};

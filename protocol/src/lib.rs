@@ -6,6 +6,7 @@
 
 pub mod frame;
 pub mod listen;
+pub mod plan_files;
 pub mod rows;
 pub mod sampling;
 pub mod slots;

@@ -1,0 +1,190 @@
+//! The paper's dynamic program (E2LLM, section 3.2, algorithm 1), for blocks of any types and sizes:
+//! `DP(i, k) = min over j of max(DP(j, k−1), ℓ_k(j, i))`, for every master, in O(M²N²).
+//!
+//! A second pass over the same table finds, among all partitions with that slowest stage, the one with the smallest
+//! sum. A stage's blocks fill the GPU from its last block backwards, as llama.cpp's `n_gpu_layers` does; where the CPU
+//! is the faster one, it is filled first. It does not know why a range of blocks is not allowed.
+
+use super::{Blocks, Master, Partition, StageModel, Tier, rotation};
+
+/// Costs are differences of sums, so one stage's may differ in the last digits between two chains.
+const SLACK: f64 = 1e-9;
+
+/// Which ranges of blocks may be a stage.
+pub(crate) type Allowed<'a> = &'a dyn Fn(usize, usize) -> bool;
+
+/// The partition with the fastest slowest stage and, among those, the smallest sum; the first master among equals.
+pub(crate) fn partition(
+    stages: &[StageModel<'_>],
+    blocks: Blocks<'_>,
+    allowed: Option<Allowed<'_>>,
+) -> Option<Partition> {
+    let (k, n) = (stages.len(), blocks.kind_of.len());
+    if k == 0 || k > n {
+        return None;
+    }
+    let tables: Vec<[StageTable; 2]> = stages
+        .iter()
+        .map(|stage| [Master::No, Master::Yes].map(|master| StageTable::new(stage, blocks, master)))
+        .collect();
+    let mut best: Option<Partition> = None;
+    let mut bottleneck = f64::INFINITY;
+    for master in 0..k {
+        let chain: Vec<&StageTable> =
+            rotation(k, master).map(|d| &tables[d][usize::from(d == master)]).collect();
+        let Some(slowest) = slowest_of(&chain, n, allowed, bottleneck) else { continue };
+        let Some((cuts, sum)) = smallest_sum(&chain, n, allowed, slowest) else { continue };
+        // `slowest` is at most a rounding error above the best so far.
+        let better =
+            best.as_ref().is_none_or(|b| slowest < b.slowest * (1.0 - SLACK) || sum < b.sum * (1.0 - SLACK));
+        if better {
+            bottleneck = slowest;
+            let mut shares = vec![(0, 0); k];
+            for (place, device) in rotation(k, master).enumerate() {
+                shares[device] = chain[place].split(cuts[place], cuts[place + 1]);
+            }
+            best = Some(Partition { master, blocks: shares, slowest, sum });
+        }
+    }
+    best
+}
+
+/// A device's costs as prefix sums over the model's blocks.
+struct StageTable {
+    gpu: Prefix,
+    cpu: Prefix,
+    fixed: f64,
+    gpu_first: bool,
+}
+
+/// Sums over the first blocks, and for each end how far back, or for each start how far on, the room reaches.
+struct Prefix {
+    cost: Vec<f64>,
+    /// `reach_back[end]`: the first block of the longest range that ends there and fits.
+    reach_back: Vec<usize>,
+    /// `reach_on[start]`: one past the last block of the longest range that starts there and fits.
+    reach_on: Vec<usize>,
+}
+
+impl Prefix {
+    fn new(tier: &Tier<'_>, blocks: Blocks<'_>, master: Master) -> Self {
+        let n = blocks.kind_of.len();
+        let room = tier.room(master);
+        let mut cost = vec![0.0; n + 1];
+        let (mut reach_back, mut reach_on) = (vec![0; n + 1], vec![n; n + 1]);
+        let need = |block: usize| blocks.need[usize::from(blocks.kind_of[block])];
+        let (mut start, mut bytes) = (0, 0.0);
+        for end in 1..=n {
+            let kind = usize::from(blocks.kind_of[end - 1]);
+            cost[end] = cost[end - 1] + tier.cost.get(kind).copied().unwrap_or(0.0);
+            bytes += need(end - 1);
+            while bytes > room && start < end {
+                bytes -= need(start);
+                reach_on[start] = end - 1;
+                start += 1;
+            }
+            reach_back[end] = start;
+        }
+        if room < 0.0 {
+            (0..=n).for_each(|i| (reach_back[i], reach_on[i]) = (i, i));
+        }
+        Self { cost, reach_back, reach_on }
+    }
+
+    fn between(&self, start: usize, end: usize) -> f64 {
+        self.cost[end] - self.cost[start]
+    }
+}
+
+impl StageTable {
+    fn new(stage: &StageModel<'_>, blocks: Blocks<'_>, master: Master) -> Self {
+        let mean = |tier: &Tier<'_>| {
+            let all = tier.cost.iter().sum::<f64>() / tier.cost.len().max(1) as f64;
+            if tier.cost.is_empty() { f64::INFINITY } else { all }
+        };
+        Self {
+            gpu: Prefix::new(&stage.gpu, blocks, master),
+            cpu: Prefix::new(&stage.cpu, blocks, master),
+            fixed: stage.overhead + if master == Master::Yes { stage.head } else { 0.0 },
+            gpu_first: mean(&stage.gpu) <= mean(&stage.cpu),
+        }
+    }
+
+    /// Where the GPU's part of blocks `[start, end)` begins, if they fit.
+    fn gpu_start(&self, start: usize, end: usize) -> Option<usize> {
+        let (back, on) = (self.gpu.reach_back[end], self.cpu.reach_on[start]);
+        let at = if self.gpu_first { back.max(start) } else { on.min(end) };
+        (back <= at && at <= on).then_some(at)
+    }
+
+    fn cost(&self, start: usize, end: usize) -> Option<f64> {
+        let at = self.gpu_start(start, end)?;
+        Some(self.fixed + self.cpu.between(start, at) + self.gpu.between(at, end))
+    }
+
+    fn split(&self, start: usize, end: usize) -> (u32, u32) {
+        let at = self.gpu_start(start, end).unwrap_or(start);
+        ((end - at) as u32, (at - start) as u32)
+    }
+}
+
+/// The smallest possible slowest stage, if it is not above `limit`.
+fn slowest_of(chain: &[&StageTable], n: usize, allowed: Option<Allowed<'_>>, limit: f64) -> Option<f64> {
+    let k = chain.len();
+    let limit = limit * (1.0 + SLACK);
+    let mut before = vec![f64::INFINITY; n + 1];
+    before[0] = 0.0;
+    for (s, stage) in chain.iter().enumerate() {
+        let mut now = vec![f64::INFINITY; n + 1];
+        let last = s + 1 == k;
+        for end in if last { n..=n } else { s + 1..=n - (k - 1 - s) } {
+            let mut best = f64::INFINITY;
+            for start in (s..end).rev() {
+                // A range only grows from here, and so does its cost.
+                let Some(cost) = stage.cost(start, end) else { break };
+                if cost >= best || cost > limit {
+                    break;
+                }
+                if before[start] < best && allowed.is_none_or(|allowed| allowed(start, end)) {
+                    best = cost.max(before[start]);
+                }
+            }
+            now[end] = best;
+        }
+        before = now;
+    }
+    (before[n] <= limit && before[n].is_finite()).then_some(before[n])
+}
+
+/// Among partitions whose stages all stay within `limit`, the cuts of one with the smallest sum.
+fn smallest_sum(
+    chain: &[&StageTable],
+    n: usize,
+    allowed: Option<Allowed<'_>>,
+    limit: f64,
+) -> Option<(Vec<usize>, f64)> {
+    let k = chain.len();
+    let limit = limit * (1.0 + SLACK);
+    let mut sums = vec![f64::INFINITY; (k + 1) * (n + 1)];
+    let mut from = vec![0; (k + 1) * (n + 1)];
+    sums[0] = 0.0;
+    for (s, stage) in chain.iter().enumerate() {
+        let (row, next) = (s * (n + 1), (s + 1) * (n + 1));
+        for end in s + 1..=n - (k - 1 - s) {
+            for start in (s..end).rev() {
+                let Some(cost) = stage.cost(start, end).filter(|cost| *cost <= limit) else { break };
+                let sum = sums[row + start] + cost;
+                if sum < sums[next + end] && allowed.is_none_or(|allowed| allowed(start, end)) {
+                    sums[next + end] = sum;
+                    from[next + end] = start;
+                }
+            }
+        }
+    }
+    let sum = sums[k * (n + 1) + n];
+    let mut cuts = vec![n; k + 1];
+    for s in (0..k).rev() {
+        cuts[s] = from[(s + 1) * (n + 1) + cuts[s + 1]];
+    }
+    sum.is_finite().then_some((cuts, sum))
+}

@@ -1,0 +1,199 @@
+//! The two algorithms against every partition there is, and against each other.
+
+use proptest::prelude::*;
+
+use super::dp;
+use super::waterfill::{TokenHops, Waterfill};
+use super::*;
+use crate::rng::Rng;
+
+/// A device's costs and room, owned.
+#[derive(Debug, Clone)]
+struct Device {
+    gpu: Vec<f64>,
+    cpu: Vec<f64>,
+    gpu_room: f64,
+    cpu_room: f64,
+    head: f64,
+    overhead: f64,
+}
+
+#[derive(Debug, Clone)]
+struct Case {
+    devices: Vec<Device>,
+    kind_of: Vec<u16>,
+    need: Vec<f64>,
+}
+
+const HEAD_BYTES: f64 = 1.3;
+
+fn case(seed: u64, kinds: usize) -> Case {
+    let mut rng = Rng::new(seed);
+    let n = 3 + rng.below(6);
+    let devices = (0..1 + rng.below(4))
+        .map(|_| {
+            let speed = rng.between(0.5, 4.0);
+            let slower = rng.between(1.0, 6.0);
+            let costs: Vec<f64> = (0..kinds).map(|_| speed * rng.between(0.5, 1.5)).collect();
+            let with_cpu = rng.unit() < 0.5;
+            Device {
+                cpu: if with_cpu { costs.iter().map(|c| c * slower).collect() } else { Vec::new() },
+                gpu: costs,
+                gpu_room: rng.between(0.0, 8.0),
+                cpu_room: if with_cpu { rng.between(0.0, 8.0) } else { 0.0 },
+                head: rng.between(0.0, 2.0),
+                overhead: rng.between(0.0, 0.3),
+            }
+        })
+        .collect();
+    Case {
+        devices,
+        kind_of: (0..n).map(|_| rng.below(kinds) as u16).collect(),
+        need: (0..kinds).map(|_| rng.between(0.5, 1.5)).collect(),
+    }
+}
+
+impl Case {
+    fn stages(&self) -> Vec<StageModel<'_>> {
+        self.devices
+            .iter()
+            .map(|d| StageModel {
+                gpu: Tier { cost: &d.gpu, room: d.gpu_room, room_as_master: d.gpu_room - HEAD_BYTES },
+                cpu: Tier { cost: &d.cpu, room: d.cpu_room, room_as_master: d.cpu_room },
+                head: d.head,
+                overhead: d.overhead,
+            })
+            .collect()
+    }
+
+    fn blocks(&self) -> Blocks<'_> {
+        Blocks { kind_of: &self.kind_of, need: &self.need }
+    }
+
+    /// Time of a stage of blocks `[start, end)`, by trying the GPU's part from the largest down: none if it fits nowhere.
+    fn stage(&self, device: usize, master: bool, start: usize, end: usize) -> Option<f64> {
+        let d = &self.devices[device];
+        let room = d.gpu_room - if master { HEAD_BYTES } else { 0.0 };
+        let sum = |of: &[f64], from: usize, to: usize| -> f64 {
+            self.kind_of[from..to].iter().map(|&k| of[usize::from(k)]).sum()
+        };
+        let at = (start..=end).find(|&at| at == end || sum(&self.need, at, end) <= room)?;
+        if at > start && (d.cpu.is_empty() || sum(&self.need, start, at) > d.cpu_room) {
+            return None;
+        }
+        let cpu = if at > start { sum(&d.cpu, start, at) } else { 0.0 };
+        Some(d.overhead + cpu + sum(&d.gpu, at, end) + if master { d.head } else { 0.0 })
+    }
+
+    /// Calls `visit` with slowest stage and sum of every partition.
+    fn all(&self, visit: &mut dyn FnMut(f64, f64)) {
+        let k = self.devices.len();
+        for master in 0..k {
+            let chain: Vec<usize> = rotation(k, master).collect();
+            self.extend(&chain, 0, (0.0, 0.0), visit);
+        }
+    }
+
+    fn extend(&self, chain: &[usize], start: usize, cost: (f64, f64), visit: &mut dyn FnMut(f64, f64)) {
+        let n = self.kind_of.len();
+        let Some((&device, rest)) = chain.split_first() else {
+            if start == n {
+                visit(cost.0, cost.1);
+            }
+            return;
+        };
+        for end in start + 1..=n {
+            if let Some(time) = self.stage(device, rest.is_empty(), start, end) {
+                self.extend(rest, end, (cost.0.max(time), cost.1 + time), visit);
+            }
+        }
+    }
+
+    /// The best slowest stage, and the best sum with it.
+    fn brute_force(&self) -> Option<(f64, f64)> {
+        let mut best: Option<(f64, f64)> = None;
+        self.all(&mut |slowest, sum| {
+            let better =
+                best.is_none_or(|(s, t)| slowest < s - 1e-12 || (slowest <= s + 1e-12 && sum < t - 1e-12));
+            if better {
+                best = Some((slowest, sum));
+            }
+        });
+        best
+    }
+}
+
+fn near(a: f64, b: f64) -> bool {
+    (a - b).abs() <= 1e-8 * a.abs().max(b.abs())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn the_dynamic_program_equals_brute_force(seed: u64, kinds in 1_usize..4) {
+        let case = case(seed, kinds);
+        let found = dp::partition(&case.stages(), case.blocks(), None);
+        match (found, case.brute_force()) {
+            (None, None) => {}
+            (Some(found), Some((slowest, sum))) => {
+                prop_assert!(near(found.slowest, slowest), "{} instead of {slowest}", found.slowest);
+                prop_assert!(near(found.sum, sum), "{} instead of {sum}", found.sum);
+                let blocks: u32 = found.blocks.iter().map(|b| b.0 + b.1).sum();
+                prop_assert_eq!(blocks as usize, case.kind_of.len());
+                prop_assert!(found.blocks.iter().all(|b| b.0 + b.1 > 0));
+            }
+            (found, best) => prop_assert!(false, "{found:?} instead of {best:?}"),
+        }
+    }
+
+    #[test]
+    fn blocks_all_alike_are_shared_out_as_by_the_dynamic_program(seed: u64) {
+        let case = case(seed, 1);
+        let stages = case.stages();
+        let filled = Waterfill::new(&stages, case.need[0], case.kind_of.len());
+        let expected = dp::partition(&stages, case.blocks(), None);
+        prop_assert_eq!(filled.fits(), expected.is_some());
+        if let (Some(found), Some(expected)) = (filled.fastest_slowest(), expected) {
+            prop_assert!(near(found.slowest, expected.slowest), "{found:?} {expected:?}");
+            prop_assert!(near(found.sum, expected.sum), "{found:?} {expected:?}");
+        }
+    }
+
+    #[test]
+    fn no_partition_gives_a_token_sooner(seed: u64, g in 1_u32..6) {
+        let case = case(seed, 1);
+        let stages = case.stages();
+        let hops = TokenHops { g: f64::from(g), links: 0.2, link: 0.1 };
+        let mut best = f64::INFINITY;
+        case.all(&mut |slowest, sum| best = best.min((sum + hops.links).max(hops.g * slowest.max(hops.link))));
+        let found = Waterfill::new(&stages, case.need[0], case.kind_of.len()).fastest_token(hops, f64::MAX);
+        prop_assert_eq!(found.is_some(), best.is_finite());
+        if let Some(p) = found {
+            let time = (p.sum + hops.links).max(hops.g * p.slowest.max(hops.link));
+            prop_assert!(time <= best * (1.0 + 3e-6) && time >= best * (1.0 - 1e-9), "{time} instead of {best}");
+        }
+    }
+
+    #[test]
+    fn cuts_fall_only_where_they_may(seed: u64, step in 2_usize..4) {
+        let case = case(seed, 2);
+        let allowed = |start: usize, _end: usize| start.is_multiple_of(step);
+        if let Some(found) = dp::partition(&case.stages(), case.blocks(), Some(&allowed)) {
+            let mut start = 0;
+            for device in rotation(case.devices.len(), found.master) {
+                prop_assert!(start % step == 0);
+                start += (found.blocks[device].0 + found.blocks[device].1) as usize;
+            }
+        }
+    }
+}
+
+#[test]
+fn fewer_blocks_than_devices_is_no_partition() {
+    let device =
+        Device { gpu: vec![1.0], cpu: Vec::new(), gpu_room: 100.0, cpu_room: 0.0, head: 0.0, overhead: 0.0 };
+    let case = Case { devices: vec![device; 3], kind_of: vec![0; 2], need: vec![1.0] };
+    assert_eq!(dp::partition(&case.stages(), case.blocks(), None), None);
+    assert!(!Waterfill::new(&case.stages(), 1.0, 2).fits());
+}

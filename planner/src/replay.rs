@@ -1,0 +1,131 @@
+//! A given plan under a workload: for predictions, and for comparing plans with each other.
+
+use cluster::{Plan, Prediction};
+
+use crate::chain::{Chain, forward_hops, time_per_token};
+use crate::evaluate::{Replica, replica};
+use crate::instance::Instance;
+use crate::objective::{Trials, sim_cluster};
+use crate::problem::Problem;
+use crate::settings::Settings;
+use crate::sim::{ReplicaUse, Report, SimCluster, requests};
+use crate::solve::{PlanError, prediction};
+
+/// The plan's replicas, for the simulator.
+pub fn cluster_of(problem: &Problem, settings: &Settings, plan: &Plan) -> Result<SimCluster, PlanError> {
+    let inst = Instance::new(problem, settings).map_err(PlanError::Problem)?;
+    let replicas = replicas_of(&inst, plan)?;
+    let references: Vec<&Replica> = replicas.iter().collect();
+    Ok(sim_cluster(&inst, &references))
+}
+
+/// What requests go through under the plan, the mean over workloads drawn from `seeds`.
+pub fn predict(
+    problem: &Problem,
+    settings: &Settings,
+    plan: &Plan,
+    seeds: &[u64],
+) -> Result<Prediction, PlanError> {
+    let inst = Instance::new(problem, settings).map_err(PlanError::Problem)?;
+    let replicas = replicas_of(&inst, plan)?;
+    let references: Vec<&Replica> = replicas.iter().collect();
+    let drawn = seeds.iter().map(|&seed| requests(&problem.workload, seed));
+    let trials = Trials::new(drawn.collect(), inst.work.max_tpot);
+    let summary = trials.summary(&inst, &references);
+    summary.as_ref().map(prediction).ok_or_else(|| mismatch("no replica prefills, or none decodes"))
+}
+
+/// How busy one stage and the link out of it were.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StageUse {
+    /// Share of the time in which the stage computed.
+    pub stage: f64,
+    /// Share of the time in which its link carried hidden rows; zero for the master.
+    pub link: f64,
+}
+
+/// How busy each stage and link of each replica was in a simulation of the plan.
+pub fn utilisation(
+    problem: &Problem,
+    settings: &Settings,
+    plan: &Plan,
+    report: &Report,
+) -> Result<Vec<Vec<StageUse>>, PlanError> {
+    let inst = Instance::new(problem, settings).map_err(PlanError::Problem)?;
+    let replicas = replicas_of(&inst, plan)?;
+    let of = |(replica, used): (&Replica, &ReplicaUse)| {
+        let places = 0..replica.chain.devices.len();
+        places.map(|place| stage_use(&inst, replica, used, (place, report.end))).collect()
+    };
+    Ok(replicas.iter().zip(&report.replicas).map(of).collect())
+}
+
+fn stage_use(inst: &Instance, replica: &Replica, used: &ReplicaUse, (place, end): (usize, f64)) -> StageUse {
+    let chain = &replica.chain;
+    let slowest = replica.sim.prefill.of(inst.work.prompt).slowest;
+    let link = |rows: f64| {
+        let pair = chain.devices.get(place..place + 2);
+        pair.map_or(0.0, |pair| forward_hops(inst, pair, chain.encoding, rows).slowest)
+    };
+    let mut busy = StageUse {
+        stage: used.prefilling * chain.prefill_stage(inst, place) / slowest,
+        link: used.prefilling * link(inst.work.prompt) / slowest,
+    };
+    for (n, seconds) in used.decoding.iter().enumerate().skip(1).filter(|(_, seconds)| **seconds > 0.0) {
+        let (tpot, g) = time_per_token(inst.serial, n, &|rows| chain.decode(inst, rows));
+        let rows = if inst.serial { 1 } else { n.div_ceil(g) };
+        let steps = seconds / tpot * g as f64;
+        busy.stage += steps * chain.decode_stage(inst, place, rows);
+        busy.link += steps * link(rows as f64);
+    }
+    let share = |seconds: f64| if end > 0.0 { (seconds / end).min(1.0) } else { 0.0 };
+    StageUse { stage: share(busy.stage), link: share(busy.link) }
+}
+
+/// The plan's replicas with the times of the instance's curves.
+pub(crate) fn replicas_of(inst: &Instance, plan: &Plan) -> Result<Vec<Replica>, PlanError> {
+    let mut used = vec![false; inst.devices.len()];
+    plan.replicas
+        .iter()
+        .map(|of| {
+            let mut chain = Chain {
+                devices: Vec::new(),
+                blocks: Vec::new(),
+                slots: of.slots as usize,
+                encoding: Default::default(),
+            };
+            let mut next = 0;
+            for stage in &of.stages {
+                let device = inst.names.iter().position(|name| *name == stage.device);
+                let device = device.ok_or_else(|| mismatch(&format!("it uses device {}", stage.device)))?;
+                if std::mem::replace(&mut used[device], true) {
+                    return Err(mismatch(&format!("it uses device {} twice", stage.device)));
+                }
+                if stage.layers.start() != next || stage.gpu_blocks > stage.layers.len() {
+                    return Err(mismatch(&format!(
+                        "blocks {} on {} are out of order",
+                        stage.layers, stage.device
+                    )));
+                }
+                let runs = &inst.devices[device];
+                if (stage.gpu_blocks > 0 && runs.gpu.is_none())
+                    || (stage.cpu_blocks() > 0 && runs.cpu.is_none())
+                {
+                    return Err(mismatch(&format!("{} has no processor for its blocks", stage.device)));
+                }
+                next = stage.layers.end();
+                chain.devices.push(device);
+                chain.blocks.push((stage.gpu_blocks, stage.cpu_blocks()));
+                chain.encoding = stage.encoding;
+            }
+            if next as usize != inst.n_blocks() || chain.slots == 0 || chain.slots > inst.work.max_slots {
+                return Err(mismatch("a replica lacks blocks, or has too many or too few slots"));
+            }
+            Ok(replica(inst, of.role, chain))
+        })
+        .collect()
+}
+
+fn mismatch(what: &str) -> PlanError {
+    PlanError::Mismatch(what.to_owned())
+}

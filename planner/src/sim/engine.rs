@@ -1,0 +1,463 @@
+//! The event loop.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use super::decode::{Decoder, Done};
+use super::report::{ReplicaUse, Report, Served};
+use super::{DecodeView, Policy, PrefillView, Request, SimCluster};
+
+/// How far a simulation goes and what it notes down.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// Stop as soon as a request has waited longer, in seconds: the caller has something better.
+    pub max_wait: f64,
+    /// Points in time at which queues are noted; 0 for none.
+    pub samples: usize,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self { max_wait: f64::INFINITY, samples: 0 }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    /// A replica's slowest stage can begin the next prompt.
+    PrefillFree(u32),
+    /// A prompt's first token is out.
+    FirstToken(u32),
+    /// A cache has arrived.
+    CacheArrived(u32),
+    /// Something is due at a decoding replica, unless its version has moved on.
+    Decoder(u32, u32),
+}
+
+/// A replica that only prefills: a pipeline that takes one prompt after the other.
+#[derive(Debug, Default)]
+struct Prefiller {
+    line: VecDeque<usize>,
+    free_at: f64,
+    busy: f64,
+    /// Seconds of the slowest stage that wait in line.
+    backlog: f64,
+}
+
+struct Engine<'a> {
+    cluster: &'a SimCluster,
+    requests: &'a [Request],
+    policy: &'a mut dyn Policy,
+    bounds: Bounds,
+    now: f64,
+    /// By time, then by order of scheduling.
+    events: BinaryHeap<Reverse<(u64, u64, Kind)>>,
+    scheduled: u64,
+    handled: u64,
+    served: Vec<Served>,
+    prefillers: Vec<Prefiller>,
+    decoders: Vec<Decoder>,
+    /// When each replica's sending card is free, and how long it was not.
+    sender_free: Vec<f64>,
+    sending: Vec<f64>,
+    /// Requests with a first token and no slot.
+    line: VecDeque<usize>,
+    mean_output: f64,
+    in_system: usize,
+    in_replica: Vec<usize>,
+    request_seconds: f64,
+    replica_seconds: Vec<f64>,
+    queues: Vec<(f64, u32, u32)>,
+    too_late: bool,
+    prefill_views: Vec<PrefillView>,
+    decode_views: Vec<DecodeView>,
+}
+
+/// Runs requests, in the order of their arrival, through a cluster. None if no replica can serve them, or if the
+/// bounds were broken.
+pub fn simulate(
+    cluster: &SimCluster,
+    requests: &[Request],
+    policy: &mut dyn Policy,
+    bounds: Bounds,
+) -> Option<Report> {
+    if !can_serve(cluster) {
+        return None;
+    }
+    let mut engine = Engine::new(cluster, requests, policy, bounds);
+    engine.run();
+    (!engine.too_late).then(|| engine.report())
+}
+
+/// Whether a request that is prefilled anywhere can be decoded somewhere.
+fn can_serve(cluster: &SimCluster) -> bool {
+    let replicas = cluster.replicas();
+    let reaches = |from: usize| {
+        (0..replicas.len())
+            .any(|to| replicas[to].decodes() && replicas[to].slots > 0 && cluster.connects(from, to))
+    };
+    let mut prefill = (0..replicas.len()).filter(|&r| replicas[r].prefills()).peekable();
+    prefill.peek().is_some() && prefill.all(|r| replicas[r].decodes() && replicas[r].slots > 0 || reaches(r))
+}
+
+impl<'a> Engine<'a> {
+    fn new(
+        cluster: &'a SimCluster,
+        requests: &'a [Request],
+        policy: &'a mut dyn Policy,
+        bounds: Bounds,
+    ) -> Self {
+        let n = cluster.replicas().len();
+        Self {
+            cluster,
+            requests,
+            policy,
+            bounds,
+            now: 0.0,
+            events: BinaryHeap::new(),
+            scheduled: 0,
+            handled: 0,
+            served: requests.iter().map(|r| Served::pending(r.at, r.output)).collect(),
+            prefillers: (0..n).map(|_| Prefiller::default()).collect(),
+            decoders: cluster.replicas().iter().map(Decoder::new).collect(),
+            sender_free: vec![0.0; n],
+            sending: vec![0.0; n],
+            line: VecDeque::new(),
+            mean_output: requests.iter().map(|r| r.output).sum::<f64>() / requests.len().max(1) as f64,
+            in_system: 0,
+            in_replica: vec![0; n],
+            request_seconds: 0.0,
+            replica_seconds: vec![0.0; n],
+            queues: Vec::new(),
+            too_late: false,
+            prefill_views: Vec::new(),
+            decode_views: Vec::new(),
+        }
+    }
+
+    fn run(&mut self) {
+        let mut next = 0;
+        loop {
+            let event_at = self.events.peek().map(|Reverse((at, _, _))| f64::from_bits(*at));
+            let arrival = self.requests.get(next).map(|r| r.at);
+            match (arrival, event_at) {
+                (None, None) => return,
+                (Some(at), event) if event.is_none_or(|event| at <= event) => {
+                    self.move_clock(at);
+                    self.arrive(next);
+                    next += 1;
+                }
+                _ => {
+                    let Some(Reverse((at, _, kind))) = self.events.pop() else { return };
+                    self.move_clock(f64::from_bits(at));
+                    self.handle(kind);
+                }
+            }
+            if self.too_late {
+                return;
+            }
+        }
+    }
+
+    /// Time only moves on, and is counted for everyone who is in the system meanwhile.
+    fn move_clock(&mut self, to: f64) {
+        let passed = (to - self.now).max(0.0);
+        self.handled += 1;
+        if passed > 0.0 {
+            self.request_seconds += passed * self.in_system as f64;
+            for (seconds, &inside) in self.replica_seconds.iter_mut().zip(&self.in_replica) {
+                *seconds += passed * inside as f64;
+            }
+        }
+        self.now += passed;
+        if self.bounds.samples > 0 {
+            let waiting = self.prefillers.iter().map(|p| p.line.len()).sum::<usize>()
+                + self.decoders.iter().map(|d| d.line.len()).sum::<usize>();
+            self.queues.push((self.now, waiting as u32, self.line.len() as u32));
+        }
+    }
+
+    fn schedule(&mut self, at: f64, kind: Kind) {
+        self.scheduled += 1;
+        self.events.push(Reverse((at.max(self.now).to_bits(), self.scheduled, kind)));
+    }
+
+    fn handle(&mut self, kind: Kind) {
+        match kind {
+            Kind::PrefillFree(replica) => self.begin_prefill(replica as usize),
+            Kind::FirstToken(request) => self.first_token(request as usize),
+            Kind::CacheArrived(request) => self.begin_decode(request as usize),
+            Kind::Decoder(replica, version) => {
+                if self.decoders[replica as usize].version == version {
+                    self.decoder_due(replica as usize);
+                }
+            }
+        }
+    }
+
+    fn arrive(&mut self, request: usize) {
+        self.in_system += 1;
+        self.look_at_prefill(request);
+        let views = std::mem::take(&mut self.prefill_views);
+        let chosen = self.policy.prefill(&views).min(views.len() - 1);
+        let replica = views[chosen].replica;
+        self.prefill_views = views;
+        self.served[request].prefilled_by = replica;
+        self.in_replica[replica] += 1;
+        let pass = self.cluster.replicas()[replica].prefill.of(self.requests[request].prompt);
+        if self.cluster.replicas()[replica].decodes() {
+            self.decoders[replica].line_work += pass.slowest;
+            self.decoders[replica].line.push_back(request);
+            self.give_slots();
+        } else {
+            let prefiller = &mut self.prefillers[replica];
+            prefiller.backlog += pass.slowest;
+            prefiller.line.push_back(request);
+            if prefiller.line.len() == 1 && prefiller.free_at <= self.now {
+                self.begin_prefill(replica);
+            }
+        }
+    }
+
+    fn look_at_prefill(&mut self, request: usize) {
+        self.prefill_views.clear();
+        for (index, replica) in self.cluster.replicas().iter().enumerate() {
+            if !replica.prefills() || (replica.decodes() && replica.slots == 0) {
+                continue;
+            }
+            let pass = replica.prefill.of(self.requests[request].prompt);
+            let (waiting, backlog) = if replica.decodes() {
+                self.mixed_backlog(index)
+            } else {
+                let prefiller = &self.prefillers[index];
+                (prefiller.line.len(), (prefiller.free_at - self.now).max(0.0) + prefiller.backlog)
+            };
+            self.prefill_views.push(PrefillView {
+                replica: index,
+                role: replica.role,
+                waiting,
+                backlog,
+                service: pass.sum,
+            });
+        }
+    }
+
+    /// Requests before a new one on a mixed replica, and the seconds until it would start: prefills before it, slowed
+    /// down by decoding, and a slot's worth of generation for every full set of slots before it.
+    fn mixed_backlog(&self, index: usize) -> (usize, f64) {
+        let (replica, decoder) = (&self.cluster.replicas()[index], &self.decoders[index]);
+        let waiting = decoder.line.len();
+        let work = decoder.prefill_left() + decoder.line_work;
+        let free = replica.slots.saturating_sub(decoder.taken);
+        let generation = match (waiting + 1).saturating_sub(free) {
+            0 => 0.0,
+            ahead => ahead as f64 / replica.slots as f64 * self.mean_output * replica.tpot(replica.slots),
+        };
+        (waiting + usize::from(decoder.is_prefilling()), work + generation)
+    }
+
+    fn begin_prefill(&mut self, index: usize) {
+        let prefiller = &mut self.prefillers[index];
+        let Some(request) = prefiller.line.pop_front() else { return };
+        let pass = self.cluster.replicas()[index].prefill.of(self.requests[request].prompt);
+        prefiller.backlog = if prefiller.line.is_empty() { 0.0 } else { prefiller.backlog - pass.slowest };
+        prefiller.free_at = self.now + pass.slowest;
+        prefiller.busy += pass.slowest;
+        self.served[request].prefill_start = self.now;
+        self.check_wait(self.now - self.served[request].arrival);
+        self.schedule(self.now + pass.slowest, Kind::PrefillFree(index as u32));
+        self.schedule(self.now + pass.sum, Kind::FirstToken(request as u32));
+    }
+
+    fn first_token(&mut self, request: usize) {
+        let served = &mut self.served[request];
+        served.first_token = self.now;
+        let by = served.prefilled_by;
+        if self.requests[request].output <= 1.0 {
+            let mixed = self.cluster.replicas()[by].decodes();
+            (served.slot, served.decode_start, served.decoded_by) = (self.now, self.now, by);
+            self.finish(request);
+            if mixed {
+                self.advance(by);
+                self.decoders[by].taken -= 1;
+                self.reschedule(by);
+                self.give_slots();
+            }
+            return;
+        }
+        if self.cluster.replicas()[by].decodes() {
+            // A mixed replica gave the slot before it prefilled.
+            served.slot = self.now;
+            served.decoded_by = by;
+            self.begin_decode(request);
+        } else {
+            self.in_replica[by] -= 1;
+            self.line.push_back(request);
+            self.give_slots();
+        }
+    }
+
+    /// Gives free slots to whoever has waited longest: to the central line's head, and on mixed replicas to the head
+    /// of their own line if it came earlier.
+    fn give_slots(&mut self) {
+        for index in 0..self.decoders.len() {
+            self.start_mixed(index, self.line.front().copied());
+        }
+        let mut place = 0;
+        while let Some(&request) = self.line.get(place) {
+            if !self.look_at_decode(request) {
+                break;
+            }
+            if self.decode_views.is_empty() {
+                // No slot is free where its cache could be sent: whoever can use one goes first.
+                place += 1;
+                continue;
+            }
+            let views = std::mem::take(&mut self.decode_views);
+            let chosen = self.policy.decode(&views).min(views.len() - 1);
+            let to = views[chosen].replica;
+            self.decode_views = views;
+            self.line.remove(place);
+            self.reserve(request, to);
+        }
+        for index in 0..self.decoders.len() {
+            self.start_mixed(index, None);
+        }
+    }
+
+    /// Looks for free slots for a request; false if there is none for anybody.
+    fn look_at_decode(&mut self, request: usize) -> bool {
+        self.decode_views.clear();
+        let from = self.served[request].prefilled_by;
+        let mut any = false;
+        for (index, replica) in self.cluster.replicas().iter().enumerate() {
+            let taken = self.decoders[index].taken;
+            if !replica.decodes() || taken >= replica.slots {
+                continue;
+            }
+            any = true;
+            if self.cluster.connects(from, index) {
+                let speed = 1.0 / replica.tpot(taken + 1);
+                let free = replica.slots - taken;
+                self.decode_views.push(DecodeView { replica: index, free, running: taken, speed });
+            }
+        }
+        any
+    }
+
+    /// Starts the prefill at the head of a mixed replica's line if there is a slot and no prefill, unless the request
+    /// `before` came earlier.
+    fn start_mixed(&mut self, index: usize, before: Option<usize>) {
+        let replica = &self.cluster.replicas()[index];
+        let decoder = &self.decoders[index];
+        let Some(&request) = decoder.line.front() else { return };
+        if decoder.is_prefilling() || decoder.taken >= replica.slots || before.is_some_and(|b| b < request) {
+            return;
+        }
+        self.advance(index);
+        let decoder = &mut self.decoders[index];
+        decoder.line.pop_front();
+        decoder.taken += 1;
+        let work = decoder.start_prefill(replica, request, self.requests[request].prompt);
+        decoder.line_work = if decoder.line.is_empty() { 0.0 } else { decoder.line_work - work };
+        self.served[request].prefill_start = self.now;
+        self.check_wait(self.now - self.served[request].arrival);
+        self.reschedule(index);
+    }
+
+    /// Takes a slot and sends the cache there, after those that the sender has promised already.
+    fn reserve(&mut self, request: usize, to: usize) {
+        self.decoders[to].taken += 1;
+        self.in_replica[to] += 1;
+        let served = &mut self.served[request];
+        served.slot = self.now;
+        served.decoded_by = to;
+        let from = served.prefilled_by;
+        let seconds = self.cluster.handover_seconds(from, to, self.requests[request].prompt);
+        let start = self.sender_free[from].max(self.now);
+        self.sender_free[from] = start + seconds;
+        self.sending[from] += seconds;
+        self.schedule(start + seconds, Kind::CacheArrived(request as u32));
+    }
+
+    fn begin_decode(&mut self, request: usize) {
+        let served = &mut self.served[request];
+        served.decode_start = self.now;
+        let (wait, index) = (served.wait(), served.decoded_by);
+        self.check_wait(wait);
+        self.advance(index);
+        self.decoders[index].start(request, self.requests[request].output - 1.0);
+        self.reschedule(index);
+    }
+
+    fn decoder_due(&mut self, index: usize) {
+        self.advance(index);
+        let replica = &self.cluster.replicas()[index];
+        while let Some(done) = self.decoders[index].take_due(replica) {
+            match done {
+                Done::Decoded(request) => {
+                    self.decoders[index].taken -= 1;
+                    self.finish(request);
+                }
+                Done::Prefilled(request, tail) => {
+                    self.schedule(self.now + tail, Kind::FirstToken(request as u32));
+                }
+            }
+        }
+        self.reschedule(index);
+        self.give_slots();
+    }
+
+    fn finish(&mut self, request: usize) {
+        let served = &mut self.served[request];
+        served.finish = self.now;
+        self.in_system -= 1;
+        self.in_replica[served.decoded_by] -= 1;
+    }
+
+    fn advance(&mut self, index: usize) {
+        self.decoders[index].advance(&self.cluster.replicas()[index], self.now);
+    }
+
+    fn reschedule(&mut self, index: usize) {
+        self.decoders[index].version = self.decoders[index].version.wrapping_add(1);
+        if let Some(at) = self.decoders[index].next(&self.cluster.replicas()[index]) {
+            let version = self.decoders[index].version;
+            self.schedule(at, Kind::Decoder(index as u32, version));
+        }
+    }
+
+    fn check_wait(&mut self, wait: f64) {
+        self.too_late |= wait > self.bounds.max_wait;
+    }
+
+    fn report(mut self) -> Report {
+        for index in 0..self.decoders.len() {
+            self.advance(index);
+        }
+        let replicas = (0..self.decoders.len()).map(|i| ReplicaUse {
+            decoding: std::mem::take(&mut self.decoders[i].busy),
+            prefilling: self.prefillers[i].busy + self.decoders[i].prefilling,
+            sending: self.sending[i],
+            request_seconds: self.replica_seconds[i],
+        });
+        Report {
+            replicas: replicas.collect(),
+            served: self.served,
+            end: self.now,
+            request_seconds: self.request_seconds,
+            queues: thinned(&self.queues, self.now, self.bounds.samples),
+            events: self.handled,
+        }
+    }
+}
+
+/// The state at `samples` points in time, from the states after every event.
+fn thinned(all: &[(f64, u32, u32)], end: f64, samples: usize) -> Vec<(f64, u32, u32)> {
+    let at = |i: usize| {
+        let time = end * i as f64 / samples as f64;
+        let before = all.partition_point(|entry| entry.0 <= time);
+        before.checked_sub(1).map_or((time, 0, 0), |b| (time, all[b].1, all[b].2))
+    };
+    (0..samples).map(at).collect()
+}

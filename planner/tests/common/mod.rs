@@ -1,0 +1,175 @@
+//! Random clusters, models and workloads.
+#![allow(dead_code, missing_docs, unreachable_pub, clippy::unwrap_used)] // each test binary uses some of it
+
+use cluster::*;
+use planner::{Problem, Rng};
+
+/// What a random cluster is like.
+#[derive(Debug, Clone, Copy)]
+pub struct Shape {
+    pub devices: usize,
+    pub blocks: u32,
+    /// Kinds of devices; 0 makes every device different.
+    pub types: usize,
+    /// Whether half of the blocks have a sliding window and other costs.
+    pub two_kinds: TwoKinds,
+    /// Whether links differ.
+    pub links: LinkKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TwoKinds {
+    Yes,
+    No,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LinkKind {
+    Uniform,
+    Random,
+}
+
+impl Shape {
+    pub const fn of(devices: usize) -> Self {
+        Self { devices, blocks: 24, types: 0, two_kinds: TwoKinds::No, links: LinkKind::Uniform }
+    }
+}
+
+const FULL: BlockKind = BlockKind { attention: Attention::Full, feed_forward: FeedForward::Dense };
+const SLIDING: BlockKind =
+    BlockKind { attention: Attention::SlidingWindow { window: 512 }, feed_forward: FeedForward::Dense };
+
+/// Speed and memory of a device, in units of a block of about 300 MB.
+#[derive(Debug, Clone, Copy)]
+struct Power {
+    /// Blocks that fit, on the GPU and beside it.
+    gpu_blocks: f64,
+    cpu_blocks: f64,
+    decode_ms: f64,
+    prefill_ms: f64,
+}
+
+fn power(rng: &mut Rng) -> Power {
+    Power {
+        gpu_blocks: rng.between(5.0, 34.0),
+        cpu_blocks: if rng.unit() < 0.4 { rng.between(10.0, 60.0) } else { 0.0 },
+        decode_ms: rng.between(0.2, 3.0),
+        prefill_ms: rng.between(0.01, 0.2),
+    }
+}
+
+fn curves(power: &Power, slowdown: f64, kinds: &[BlockKind]) -> ProcessorProfile {
+    let rows = vec![1, 2, 4, 8, 16, 32];
+    let depths = vec![0, 8192];
+    let blocks = kinds.iter().enumerate().map(|(k, &kind)| {
+        let base = power.decode_ms * slowdown * (1.0 - 0.3 * k as f64);
+        let times = rows.iter().flat_map(|&n| {
+            let at = |depth: f64| Millis(base * f64::from(n).powf(0.6) * (1.0 + depth / 16384.0));
+            [at(0.0), at(8192.0)]
+        });
+        let tokens = vec![128, 512, 2048];
+        let prefill = tokens.iter().map(|&t: &u32| {
+            Millis(slowdown.sqrt() * (2.0 * power.decode_ms + power.prefill_ms * f64::from(t)))
+        });
+        BlockCurves {
+            kind,
+            decode: Surface::new(rows.clone(), depths.clone(), times.collect()).unwrap(),
+            prefill: Surface::flat(tokens.clone(), prefill.collect()).unwrap(),
+        }
+    });
+    let head = rows.iter().map(|&n| Millis(power.decode_ms * slowdown * (2.0 + 0.1 * f64::from(n))));
+    ProcessorProfile {
+        blocks: blocks.collect(),
+        head: Surface::flat(rows.clone(), head.collect()).unwrap(),
+        call: None,
+    }
+}
+
+pub fn model(shape: Shape) -> ModelShape {
+    let block = |i: u32| BlockShape {
+        kind: if shape.two_kinds == TwoKinds::Yes && i % 2 == 1 { SLIDING } else { FULL },
+        weight_bytes: Bytes(if shape.two_kinds == TwoKinds::Yes && i % 2 == 1 {
+            250_000_000
+        } else {
+            300_000_000
+        }),
+        kv_elements_per_token: 1024,
+        state_bytes_per_slot: Bytes::ZERO,
+    };
+    ModelShape {
+        architecture: "random".into(),
+        name: None,
+        n_embd: 2048,
+        n_vocab: 32_000,
+        n_ctx_train: 8192,
+        n_head: Vec::new(),
+        n_head_kv: Vec::new(),
+        blocks: (0..shape.blocks).map(block).collect(),
+        embedding_bytes: Bytes(200_000_000),
+        head_bytes: Bytes(200_000_000),
+        tied: false,
+        global_bytes: Bytes::ZERO,
+        experts: None,
+        range_rules: Vec::new(),
+    }
+}
+
+pub fn problem(shape: Shape, seed: u64) -> Problem {
+    let mut rng = Rng::fork(seed, shape.devices as u64);
+    let types: Vec<Power> = (0..shape.types.max(1)).map(|_| power(&mut rng)).collect();
+    let kinds: &[BlockKind] = if shape.two_kinds == TwoKinds::Yes { &[FULL, SLIDING] } else { &[FULL] };
+    let (mut devices, mut profiles) = (Vec::new(), Vec::new());
+    for d in 0..shape.devices {
+        let power = if shape.types == 0 { power(&mut rng) } else { types[rng.below(types.len())] };
+        let block = |n: f64| Bytes((n * 317_000_000.0) as u64);
+        let memory = if power.cpu_blocks > 0.0 {
+            DeviceMemory::Discrete { vram: block(power.gpu_blocks), ram: block(power.cpu_blocks) }
+        } else {
+            DeviceMemory::Unified { total: block(power.gpu_blocks) }
+        };
+        let id = DeviceId(format!("device-{d:03}"));
+        devices.push(Device { id: id.clone(), node: NodeId(format!("node-{d:03}")), memory });
+        profiles.push(DeviceProfile {
+            device: id,
+            model: "random".into(),
+            runtime: "test".into(),
+            gpu: Some(curves(&power, 1.0, kinds)),
+            cpu: (power.cpu_blocks > 0.0).then(|| curves(&power, 6.0, kinds)),
+            hop_overhead: Millis(0.5),
+            buffers: ComputeBuffers { prefill: Bytes(600_000_000), decode: Bytes(300_000_000) },
+            embedding: None,
+            cold_call: None,
+        });
+    }
+    let links = links(shape, &devices, &mut rng);
+    Problem { model: model(shape), devices, profiles, links, workload: workload(&mut rng) }
+}
+
+fn links(shape: Shape, devices: &[Device], rng: &mut Rng) -> Links {
+    let quality = |mbit: f64, ms: f64| LinkQuality {
+        bandwidth: BytesPerSecond::from_mbit(mbit),
+        one_way_latency: Millis(ms),
+    };
+    let mut links = Links::uniform(quality(920.0, 0.15));
+    if shape.links == LinkKind::Random {
+        for a in devices {
+            for b in devices.iter().filter(|b| b.id != a.id) {
+                let quality = quality(rng.between(50.0, 1000.0), rng.between(0.1, 2.0));
+                links.measured.push(Link { from: a.node.clone(), to: b.node.clone(), quality });
+            }
+        }
+    }
+    links
+}
+
+fn workload(rng: &mut Rng) -> Workload {
+    Workload {
+        arrivals: Arrivals::Every(Millis([100.0, 1000.0, 3000.0][rng.below(3)])),
+        prompt: Lengths::log_normal(rng.between(200.0, 2500.0).round(), 0.3),
+        output: Lengths::log_normal(rng.between(200.0, 2000.0).round(), 0.4),
+        requests: 60,
+        min_rate: TokensPerSecond(7.0),
+        slot_context: 8192,
+        max_slots: 32,
+    }
+}

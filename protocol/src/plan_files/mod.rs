@@ -1,0 +1,134 @@
+//! The planner's files: `cluster.json`, profiles, `workload.toml` and `plan.json`, each with a version, a published JSON
+//! schema and conversions to the nouns in `cluster`.
+//!
+//! Units are in the fields' names. A field that is not known is refused: a misspelt option must not pass for a default.
+//! Whether the numbers make sense is the planner's business, which reports all faults of a problem at once.
+
+mod hosts;
+mod plan;
+mod profile;
+mod workload;
+
+pub use hosts::{ClusterFile, DeviceEntry, LinkEntry, LinkQualityEntry, LinksEntry, MemoryEntry, NodeEntry};
+pub use plan::{EncodingEntry, LimitEntry, PlanFile, PredictionEntry, ReplicaEntry, RoleEntry, StageEntry};
+pub use profile::{
+    AttentionEntry, BlockEntry, BuffersEntry, ColdCallEntry, CurveEntry, FeedForwardEntry, ProcessorEntry,
+    ProfileEntry, ProfilesFile,
+};
+pub use workload::{ArrivalsEntry, LengthsEntry, RequestEntry, SpreadEntry, WorkloadFile};
+
+use cluster::{ColdCallError, LayerRangeError, SurfaceError};
+use schemars::{JsonSchema, Schema, schema_for};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use thiserror::Error;
+
+/// Version of all of the files. Raise it with every change that an older reader would misunderstand.
+pub const VERSION: u32 = 1;
+
+/// Why a file is not what it should be.
+#[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the messages name the fields")]
+pub enum PlanFileError {
+    #[error("{what} is not valid: {source}")]
+    Json {
+        what: &'static str,
+        #[source]
+        source: serde_json::Error,
+    },
+    #[error("{what} is not valid: {source}")]
+    Toml {
+        what: &'static str,
+        #[source]
+        source: toml::de::Error,
+    },
+    #[error("{what} has version {got}, but this shoal reads version {VERSION}: make the file anew")]
+    Version { what: &'static str, got: u32 },
+    #[error("a curve of device {device} cannot be used")]
+    Curve {
+        device: String,
+        #[source]
+        source: CurveError,
+    },
+    #[error("a stage of the plan has no blocks")]
+    Layers(#[from] LayerRangeError),
+}
+
+/// Why measurements cannot be used.
+#[derive(Debug, Clone, Copy, PartialEq, Error)]
+#[allow(missing_docs, reason = "the sources say it")]
+pub enum CurveError {
+    #[error(transparent)]
+    Surface(#[from] SurfaceError),
+    #[error(transparent)]
+    ColdCall(#[from] ColdCallError),
+}
+
+/// A file of one of the kinds.
+pub trait PlannerFile: Serialize + DeserializeOwned + JsonSchema {
+    /// What it is called in messages.
+    const WHAT: &'static str;
+
+    /// Its version field.
+    fn version(&self) -> u32;
+
+    /// Reads JSON.
+    fn from_json(text: &str) -> Result<Self, PlanFileError> {
+        let file: Self =
+            serde_json::from_str(text).map_err(|source| PlanFileError::Json { what: Self::WHAT, source })?;
+        checked(file)
+    }
+
+    /// Reads TOML.
+    fn from_toml(text: &str) -> Result<Self, PlanFileError> {
+        let file: Self =
+            toml::from_str(text).map_err(|source| PlanFileError::Toml { what: Self::WHAT, source })?;
+        checked(file)
+    }
+
+    /// Its JSON schema.
+    fn schema() -> Schema {
+        schema_for!(Self)
+    }
+}
+
+fn checked<F: PlannerFile>(file: F) -> Result<F, PlanFileError> {
+    match file.version() {
+        VERSION => Ok(file),
+        got => Err(PlanFileError::Version { what: F::WHAT, got }),
+    }
+}
+
+/// The version of a file that does not state one.
+const fn current() -> u32 {
+    VERSION
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_version_is_refused_by_number() {
+        let error = ClusterFile::from_json(r#"{"version": 9, "nodes": [], "links": {}}"#).unwrap_err();
+        assert!(matches!(error, PlanFileError::Version { got: 9, .. }), "{error}");
+    }
+
+    #[test]
+    fn a_misspelt_field_is_refused_by_name() {
+        let error = ClusterFile::from_json(r#"{"nodes": [], "links": {}, "lniks": {}}"#).unwrap_err();
+        assert!(error.to_string().contains("lniks"), "{error}");
+    }
+
+    #[test]
+    fn every_schema_names_its_fields() {
+        for (schema, field) in [
+            (ClusterFile::schema(), "nodes"),
+            (ProfilesFile::schema(), "profiles"),
+            (WorkloadFile::schema(), "min_tokens_per_second"),
+            (PlanFile::schema(), "replicas"),
+        ] {
+            assert!(schema.as_value().pointer(&format!("/properties/{field}")).is_some(), "{field}");
+        }
+    }
+}
