@@ -105,3 +105,86 @@ fn the_links_of_a_host_share_its_network_card() {
     check_rate("one sender, two receivers", 920.0, || both([(h1, h2), (h1, h3)]));
     check_rate("two senders, one receiver", 920.0, || both([(h2, h1), (h3, h1)]));
 }
+
+#[test]
+#[ignore = "ad hoc"]
+fn adhoc() {
+    let Some(lan) = Lan::with_hosts(&["a", "b"]).build_or_skip().unwrap() else { return };
+    let (a, b) = (lan.host("a"), lan.host("b"));
+    for (rate, micros) in [(920.0, 300), (920.0, 2000), (920.0, 10_000), (100.0, 2000), (0.0, 0)] {
+        if rate > 0.0 {
+            lan.shape("a", "b", LinkShape::new(rate, Duration::from_micros(micros))).unwrap();
+        }
+        let (mut near, mut far) = crate::traffic::connect(a, b, b.address());
+        let t = std::thread::spawn(move || {
+            use std::io::Write as _;
+            let block = vec![0; 1 << 17];
+            let s = std::time::Instant::now();
+            while s.elapsed() < Duration::from_secs(3) {
+                near.write_all(&block).unwrap();
+            }
+        });
+        use std::io::Read as _;
+        let mut block = vec![0; 1 << 18];
+        let cpu = || -> Vec<(String, u64)> {
+            std::fs::read_dir("/proc/self/task")
+                .unwrap()
+                .map(|e| {
+                    let s = std::fs::read_to_string(e.unwrap().path().join("stat")).unwrap();
+                    let (n, r) = s.rsplit_once(')').unwrap();
+                    let f: Vec<&str> = r.split_whitespace().collect();
+                    (
+                        n.split_once('(').unwrap().1.to_owned(),
+                        f[11].parse::<u64>().unwrap() + f[12].parse::<u64>().unwrap(),
+                    )
+                })
+                .collect()
+        };
+        let stat = || -> Vec<u64> {
+            std::fs::read_to_string("/proc/stat")
+                .unwrap()
+                .lines()
+                .next()
+                .unwrap()
+                .split_whitespace()
+                .skip(1)
+                .map(|v| v.parse().unwrap())
+                .collect()
+        };
+        let (c0, s0, t0) = (cpu(), stat(), std::time::Instant::now());
+        let mut series = vec![];
+        let mut total = 0usize;
+        'o: loop {
+            let s = std::time::Instant::now();
+            let mut n = 0;
+            while s.elapsed() < Duration::from_millis(250) {
+                let r = far.read(&mut block).unwrap();
+                if r == 0 {
+                    break 'o;
+                }
+                n += r;
+            }
+            total += n;
+            series.push((n as f64 * 8e-6 / s.elapsed().as_secs_f64()).round());
+        }
+        let el = t0.elapsed().as_secs_f64();
+        println!("{rate} {micros}: mean {:.1} {series:?}", total as f64 * 8e-6 / el);
+        let c1 = cpu();
+        for (n, v) in &c1 {
+            let b = c0.iter().find(|(m, _)| m == n).map_or(0, |x| x.1);
+            println!("   thread {n}: {:.1}%", (*v - b.min(*v)) as f64 / el);
+        }
+        let s1 = stat();
+        println!(
+            "   machine user+nice {} sys {} idle {} irq {} softirq {} steal {} (ticks of 10 ms in {el:.2}s on 2 cores)",
+            s1[0] + s1[1] - s0[0] - s0[1],
+            s1[2] - s0[2],
+            s1[3] - s0[3],
+            s1[5] - s0[5],
+            s1[6] - s0[6],
+            s1[7] - s0[7]
+        );
+        t.join().unwrap();
+        println!("   {:?}", lan.forwarded_and_dropped());
+    }
+}
