@@ -11,6 +11,7 @@ mod link;
 mod model;
 mod plan;
 mod replica;
+mod stage_time;
 mod units;
 mod workload;
 
@@ -26,5 +27,6 @@ pub use model::{
 };
 pub use plan::{Limit, Plan, Prediction, ReplicaPlan, Role, StagePlan};
 pub use replica::{ReplicaState, StageMemory, StageReport};
+pub use stage_time::{NotMeasured, Phase, ProcessorKind, StageBatch, StageCall, StageParts, StageTimeError};
 pub use units::{Bytes, Millis, TokensPerSecond};
 pub use workload::{Arrivals, Lengths, Spread, TraceEntry, Workload};
