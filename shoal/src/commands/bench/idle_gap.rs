@@ -45,7 +45,7 @@ pub(crate) struct IdleGapArgs {
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     tokens: u32,
     /// Replays of each cut with each gap, not counting the first, which warms up.
-    #[arg(long, value_name = "N", default_value_t = 31, value_parser = clap::value_parser!(u32).range(3..=1000))]
+    #[arg(long, value_name = "N", default_value_t = 21, value_parser = clap::value_parser!(u32).range(3..=1000))]
     repeat: u32,
     /// CPU threads [default: the physical cores].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=512))]
