@@ -8,6 +8,7 @@ mod device;
 mod ids;
 mod layers;
 mod link;
+mod memory;
 mod model;
 mod plan;
 mod replica;
@@ -17,11 +18,12 @@ mod workload;
 
 pub use device::{
     BlockCurves, ColdCall, ColdCallError, ComputeBuffers, Device, DeviceId, DeviceMemory, DeviceProfile,
-    NodeId, ProcessorProfile, Surface, SurfaceError,
+    NodeId, Phase, ProcessorProfile, StageCall, Surface, SurfaceError,
 };
 pub use ids::{Epoch, ModelHash, RequestId, SlotId, StageIndex, StepId};
 pub use layers::{LayerRange, LayerRangeError, split_by_bytes};
 pub use link::{BytesPerSecond, Link, LinkEncoding, LinkQuality, Links};
+pub use memory::{CONTEXT_STEP, Load, MemoryCosts, StageLoad, cache_request, stage_memory};
 pub use model::{
     Attention, BlockKind, BlockShape, CacheRequest, Experts, FeedForward, ModelShape, RangeRefusal, RangeRule,
 };
