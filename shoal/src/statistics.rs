@@ -10,8 +10,8 @@ pub(crate) fn spread(samples: &[f64]) -> f64 {
     quantile(samples, 0.75) - quantile(samples, 0.25)
 }
 
-/// Linear between neighbours.
-fn quantile(samples: &[f64], share: f64) -> f64 {
+/// What a share of the samples is below, linear between neighbours; 0 of none.
+pub(crate) fn quantile(samples: &[f64], share: f64) -> f64 {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
     let Some(last) = sorted.len().checked_sub(1) else { return 0.0 };

@@ -1,5 +1,6 @@
 //! `shoal bench`: measure.
 
+mod planner;
 mod slices;
 
 use anyhow::Result;
@@ -12,11 +13,14 @@ use crate::cli::Globals;
 pub(crate) enum BenchCommand {
     /// Compare the speed of a chain of slices with that of the whole model.
     Slices(slices::SlicesArgs),
+    /// Compare the planner's objectives on the configurations of the E2LLM paper.
+    Planner(planner::PlannerArgs),
 }
 
 /// Runs a command.
 pub(crate) fn run(command: BenchCommand, globals: &Globals) -> Result<()> {
     match command {
         BenchCommand::Slices(args) => slices::run(&args, globals),
+        BenchCommand::Planner(args) => planner::run(&args),
     }
 }
