@@ -6,4 +6,5 @@ mod chat_api;
 mod failure;
 mod memory;
 mod openai_client;
+mod planning;
 mod text_equality;
