@@ -1,7 +1,7 @@
 //! From several measurements of a link to what is believed of it. No I/O, no clock.
 //!
-//! Two that agree are believed. Where two do not, a third decides: the two that agree, or, on a link that varies, the
-//! middle of all three. One measurement alone is never believed, nor is a link that was lost as often as it was measured.
+//! Two that agree are believed, also if they agree that there is no link. Where two do not, a third decides: the two that
+//! agree, or, on a link that varies, the middle of all three.
 
 use cluster::{BytesPerSecond, LinkQuality, Millis};
 use protocol::node::{Address, FrameTime, LinkMeasurement};
@@ -55,11 +55,13 @@ pub(super) fn settle(attempts: &[Result<LinkMeasurement, String>]) -> Verdict {
         return Verdict::Settled(Box::new(combine(&pair)));
     }
     let lost = attempts.iter().rev().find_map(|attempt| attempt.as_ref().err());
-    match (good.len(), lost) {
+    match (good.len(), attempts.len() - good.len(), lost) {
+        (1, 2.., Some(reason)) => {
+            Verdict::Failed(format!("only one of {MOST} measurements succeeded: {reason}"))
+        }
+        (0, 2.., Some(reason)) => Verdict::Failed(reason.clone()),
         _ if attempts.len() < MOST => Verdict::Again,
-        (2.., _) => Verdict::Settled(Box::new(combine(&good))),
-        (1, Some(reason)) => Verdict::Failed(format!("only one of {MOST} measurements succeeded: {reason}")),
-        (_, reason) => Verdict::Failed(reason.cloned().unwrap_or_default()),
+        _ => Verdict::Settled(Box::new(combine(&good))),
     }
 }
 
@@ -158,8 +160,8 @@ mod tests {
 
     #[test]
     fn a_link_that_is_lost_again_and_again_fails_with_the_reason() {
-        assert_eq!(settle(&[lost(), lost()]), Verdict::Again);
-        assert_eq!(settle(&[lost(), lost(), lost()]), Verdict::Failed("cut off".into()));
+        assert_eq!(settle(&[lost()]), Verdict::Again);
+        assert_eq!(settle(&[lost(), lost()]), Verdict::Failed("cut off".into()));
         let Verdict::Failed(reason) = settle(&[lost(), measured(900.0, 0.3), lost()]) else { panic!() };
         assert!(reason.contains("only one") && reason.contains("cut off"), "{reason}");
     }
