@@ -7,7 +7,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::{BlockKind, Bytes, Millis};
+use crate::{BlockKind, Bytes, MemoryCosts, Millis};
 
 /// A host that runs an agent.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -226,6 +226,8 @@ pub struct DeviceProfile {
     pub embedding: Option<Surface>,
     /// How much longer a call takes after the device has idled.
     pub cold_call: Option<ColdCall>,
+    /// What a stage on the host's CPU takes besides weights and cache; where it was not measured, it is assumed.
+    pub memory: Option<MemoryCosts>,
 }
 
 /// Time that a call takes on top after an idle gap (DySCo, the controlled idle-gap experiment): caches have cooled, clocks

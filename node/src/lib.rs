@@ -26,7 +26,7 @@ mod trust;
 pub use client::{NodeClient, NodeError};
 pub use folders::{Folders, NoHomeFolder};
 pub use host::{available_memory, default_threads};
-pub use memory::{Load, MemoryCheck, MemoryError, StageLoad, estimate};
+pub use memory::{MemoryCheck, MemoryError};
 pub use model_file::{ModelFile, ModelFileError};
 pub use model_hash::{HashError, model_hash};
 pub use prepare::{

@@ -253,6 +253,7 @@ impl Testbed {
             },
             embedding: None,
             cold_call: None,
+            memory: None,
         };
         Ok((Device { id, node: NodeId(name), memory }, profile))
     }

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use cluster::LayerRangeError;
 use gguf::cut::CutError;
 use node::{PrepareError, SliceError};
+use profiler::idle_gap::IdleGapError;
 
 /// A wanted outcome that is a failure, such as a comparison that found a difference. It was reported already.
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +33,7 @@ fn is_usage(cause: &(dyn Error + 'static)) -> bool {
         |error: &SliceError| matches!(error, SliceError::Cut(cut) if matches!(**cut, CutError::Range { .. }));
     cause.is::<LayerRangeError>()
         || cause.downcast_ref().is_some_and(bad_range)
+        || matches!(cause.downcast_ref(), Some(IdleGapError::Cuts { .. } | IdleGapError::Context { .. }))
         || match cause.downcast_ref() {
             Some(PrepareError::Layers(_) | PrepareError::GpuLayers { .. }) => true,
             Some(PrepareError::Slices(error)) => bad_range(error),

@@ -10,11 +10,11 @@ mod interrupt;
 mod logging;
 mod output;
 mod progress;
-mod statistics;
 
 use std::process::ExitCode;
 
 use clap::Parser;
+use profiler::statistics;
 
 use crate::cli::{Cli, Command};
 

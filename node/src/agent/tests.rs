@@ -17,9 +17,9 @@ use tokio_util::task::AbortOnDropHandle;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::*;
-use crate::memory::Load;
 use crate::model_file::ModelFile;
 use crate::test_model;
+use cluster::Load;
 
 /// Generous: test machines are busy. Nothing is asserted about how long things took.
 const DEADLINE: Duration = Duration::from_secs(60);

@@ -139,6 +139,7 @@ pub fn problem(shape: Shape, seed: u64) -> Problem {
             buffers: ComputeBuffers { prefill: Bytes(600_000_000), decode: Bytes(300_000_000) },
             embedding: None,
             cold_call: None,
+            memory: None,
         });
     }
     let links = links(shape, &devices, &mut rng);

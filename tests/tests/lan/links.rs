@@ -1,5 +1,5 @@
 //! Shaped links: that plain TCP measures what was asked for. These tests look at the clock, since time is what they are
-//! about; each looks a second time before it fails, because the machine may be busy.
+//! about; each looks a few times before it fails, because the machine may be busy.
 
 use std::time::Duration;
 
@@ -24,21 +24,25 @@ fn time_fits(measured: Duration, asked: Duration) -> bool {
     measured.abs_diff(asked) <= Duration::from_micros(200) + asked.mul_f64(0.1)
 }
 
-/// Measures once, and again if it does not fit.
+/// How often it is measured until it fits: whoever else uses the machine takes packets' time.
+const ATTEMPTS: usize = 3;
+
+/// Measures until it fits, a few times at most.
 fn measured<T>(
     what: &str,
     mut measure: impl FnMut() -> T,
     fits: impl Fn(&T) -> bool,
     show: impl Fn(&T) -> String,
 ) -> T {
-    let first = measure();
-    if fits(&first) {
-        return first;
+    let mut misses = Vec::new();
+    for _ in 0..ATTEMPTS {
+        let found = measure();
+        if fits(&found) {
+            return found;
+        }
+        misses.push(show(&found));
     }
-    eprintln!("{what}: {} does not fit, once more", show(&first));
-    let second = measure();
-    assert!(fits(&second), "{what}: {}, and {} before", show(&second), show(&first));
-    second
+    panic!("{what}: {}", misses.join(", then "));
 }
 
 fn check_rate(what: &str, asked: f64, measure: impl FnMut() -> f64) -> f64 {

@@ -1,5 +1,6 @@
 //! `shoal bench`: measure.
 
+mod idle_gap;
 mod slices;
 
 use anyhow::Result;
@@ -12,11 +13,14 @@ use crate::cli::Globals;
 pub(crate) enum BenchCommand {
     /// Compare the speed of a chain of slices with that of the whole model.
     Slices(slices::SlicesArgs),
+    /// Measure what waiting between two calls of a slice costs the second.
+    IdleGap(idle_gap::IdleGapArgs),
 }
 
 /// Runs a command.
 pub(crate) fn run(command: BenchCommand, globals: &Globals) -> Result<()> {
     match command {
         BenchCommand::Slices(args) => slices::run(&args, globals),
+        BenchCommand::IdleGap(args) => idle_gap::run(&args, globals),
     }
 }

@@ -106,6 +106,7 @@ impl ServeArgs {
             prefill_chunk: self.prefill_chunk,
             options: CutOptions { uncertified },
             memory_check: if self.ignore_memory { MemoryCheck::Warn } else { MemoryCheck::Enforce },
+            memory_costs: None,
         }
     }
 
