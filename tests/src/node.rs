@@ -155,7 +155,8 @@ fn succeed(command: &mut Command) -> Result<Output> {
 pub async fn links(mut command: Command, identity: &Path, args: &[&str]) -> Result<(bool, Value, String)> {
     command.arg("links").arg("--json").arg("--identity").arg(identity).args(args).stdin(Stdio::null());
     let output = tokio::process::Command::from(command).kill_on_drop(true).output();
-    let output = tokio::time::timeout(Duration::from_secs(120), output).await.context("measuring links")??;
+    let output =
+        tokio::time::timeout(Duration::from_secs(120), output).await.context("measuring links")??;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     let report = serde_json::from_slice(&output.stdout).unwrap_or_default();
     Ok((output.status.success(), report, said))

@@ -26,11 +26,11 @@ const ROWS: [u32; 4] = [1, 8, 32, PREFILL_ROWS];
 /// Round trips that are not counted, and for how long at least: a path wakes up (ARP, a radio's power saving, clocks).
 const WARM_UP: Repeat = Repeat { most: usize::MAX, least: 20, within: Duration::from_millis(60) };
 
-/// Round trips: enough for a 99th percentile, or what a second has room for.
-const ROUND_TRIPS: Repeat = Repeat { most: 200, least: 20, within: Duration::from_secs(1) };
+/// Round trips: enough for a 99th percentile where they are short.
+const ROUND_TRIPS: Repeat = Repeat { most: 200, least: 20, within: Duration::from_millis(600) };
 
 /// Frames of each size.
-const FRAMES: Repeat = Repeat { most: 15, least: 2, within: Duration::from_millis(500) };
+const FRAMES: Repeat = Repeat { most: 15, least: 2, within: Duration::from_millis(300) };
 
 /// A frame that would take longer is not timed: the rate tells as much.
 const LONGEST_FRAME_SECS: f64 = 3.0;

@@ -11,8 +11,10 @@ use super::{quantile, sorted};
 /// Times that a link is measured at most.
 pub(super) const MOST: usize = 3;
 
-/// Rates that differ by less, as a share, are the same: twice the spread of a stream that counts as steady.
+/// Rates that differ by less, as a share, are the same: twice the spread of a stream that counts as steady. Of streams
+/// that were not, half their spread, up to a limit: nothing better can be had of them.
 const SAME_RATE: f64 = 0.12;
+const SAME_UNSTEADY_RATE: f64 = 0.3;
 
 /// Round trips that differ by less, as a share or in milliseconds, are the same: scheduling on a busy host takes as much.
 const SAME_ROUND_TRIP: f64 = 0.25;
@@ -73,7 +75,9 @@ fn agreeing<'a>(good: &[&'a LinkMeasurement]) -> Option<[&'a LinkMeasurement; 2]
 
 fn agree(a: &LinkMeasurement, b: &LinkMeasurement) -> bool {
     let (fast, slow) = (a.round_trip.0.max(b.round_trip.0), a.round_trip.0.min(b.round_trip.0));
-    apart(a, b) <= SAME_RATE && fast - slow <= SAME_ROUND_TRIP_MS.max(fast * SAME_ROUND_TRIP)
+    let spread = a.bandwidth_spread.max(b.bandwidth_spread);
+    let same_rate = apart(a, b) <= SAME_RATE.max((spread / 2.0).min(SAME_UNSTEADY_RATE));
+    same_rate && fast - slow <= SAME_ROUND_TRIP_MS.max(fast * SAME_ROUND_TRIP)
 }
 
 fn apart(a: &LinkMeasurement, b: &LinkMeasurement) -> f64 {
@@ -156,6 +160,13 @@ mod tests {
         let link = settled(&[measured(100.0, 1.0), measured(400.0, 1.0), measured(200.0, 1.0)]);
         assert_eq!(link.quality.bandwidth, BytesPerSecond::from_mbit(200.0));
         assert_eq!(link.measurements, 3);
+    }
+
+    #[test]
+    fn streams_that_were_not_steady_agree_within_their_spread_and_no_further() {
+        let unsteady = |mbit| measured(mbit, 0.3).map(|of| LinkMeasurement { bandwidth_spread: 2.0, ..of });
+        assert_eq!(settled(&[unsteady(4000.0), unsteady(5000.0)]).measurements, 2);
+        assert_eq!(settle(&[unsteady(4000.0), unsteady(8000.0)]), Verdict::Again);
     }
 
     #[test]

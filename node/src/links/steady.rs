@@ -31,7 +31,7 @@ const AGREEING: usize = 4;
 const AGREEMENT: f64 = 0.06;
 
 /// Pieces after which a stream is what it is.
-const MOST_PIECES: usize = 25;
+const MOST_PIECES: usize = 15;
 
 /// Time that one frame of the stream is to take: short, so that the link's queue is never long, and long enough that a
 /// frame's fixed cost does not count.

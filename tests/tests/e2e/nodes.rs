@@ -17,7 +17,10 @@ fn shoal() -> Command {
 fn assert_sound(link: &Value) {
     let number = |name: &str| link[name].as_f64().unwrap_or_else(|| panic!("no {name} in {link}"));
     assert!(number("mbit_per_s") > 10.0, "{link}");
-    assert!(number("one_way_ms") > 0.0 && number("round_trip_median_ms") <= number("round_trip_p99_ms"), "{link}");
+    assert!(
+        number("one_way_ms") > 0.0 && number("round_trip_median_ms") <= number("round_trip_p99_ms"),
+        "{link}"
+    );
     assert!(number("measurements") >= 2.0, "one measurement decided: {link}");
     let rows: Vec<u64> =
         link["frames"].as_array().unwrap().iter().map(|frame| frame["rows"].as_u64().unwrap()).collect();
@@ -62,7 +65,9 @@ async fn case_8_garbage_and_strangers_at_a_nodes_port_change_nothing() {
     let me = trust.issue("me").unwrap();
     let mut a = Node::start(&trust.issue("a").unwrap(), &[]).await.unwrap();
     let b = Node::start(&trust.issue("b").unwrap(), &[]).await.unwrap();
-    for garbage in [&b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"[..], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &[0x5A; 1 << 20]] {
+    for garbage in
+        [&b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"[..], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &[0x5A; 1 << 20]]
+    {
         let mut stream = TcpStream::connect(a.address()).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         // The node may close before it has read everything.

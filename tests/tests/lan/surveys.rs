@@ -121,7 +121,13 @@ async fn case_27_of_several_addresses_the_reachable_one_is_found() {
     let vpn = ("10.99.0.7".parse().unwrap(), 24);
     let spec = Lan::builder()
         .host(HostSpec::new("a").network("lan").island("docker0", &[docker]))
-        .host(HostSpec::new("b").island("wg0", &[vpn]).network("fast").network("lan").island("docker0", &[docker]))
+        .host(
+            HostSpec::new("b")
+                .island("wg0", &[vpn])
+                .network("fast")
+                .network("lan")
+                .island("docker0", &[docker]),
+        )
         .host(HostSpec::new("c").network("fast"));
     let Some(lan) = spec.build_or_skip().unwrap() else { return };
     let (a, b, c) = (lan.host("a"), lan.host("b"), lan.host("c"));
@@ -132,9 +138,11 @@ async fn case_27_of_several_addresses_the_reachable_one_is_found() {
     // From b, which knows itself by an address that nobody else reaches.
     let node = |address: std::net::IpAddr| format!("{address}:{PORT}");
     let addresses = [node(a.address()), node(vpn.0), node(c.address())].join(",");
-    let (ok, report, said) = links(shoal_on(b), &me, &["--node", &addresses, "--n-embd", "64"]).await.unwrap();
+    let (ok, report, said) =
+        links(shoal_on(b), &me, &["--node", &addresses, "--n-embd", "64"]).await.unwrap();
     assert!(!ok, "a and c share no network: {said}");
-    let reached = |from: &str, to: &str| link(&report, from, to)["address"].as_str().unwrap_or_default().to_owned();
+    let reached =
+        |from: &str, to: &str| link(&report, from, to)["address"].as_str().unwrap_or_default().to_owned();
     assert_eq!(reached("a", "b"), node(b.address_on("lan").unwrap()), "{report}");
     assert_eq!(reached("c", "b"), node(b.address_on("fast").unwrap()), "{report}");
     assert_eq!(report["failed"].as_array().unwrap().len(), 2, "{report}");
