@@ -7,6 +7,7 @@ pub mod chat;
 #[cfg(target_os = "linux")]
 pub mod lan;
 pub mod models;
+pub mod node;
 pub mod process;
 pub mod reference;
 pub mod server;

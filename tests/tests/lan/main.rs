@@ -8,4 +8,5 @@ mod hosts;
 mod leftovers;
 mod limits;
 mod links;
+mod surveys;
 mod traffic;
