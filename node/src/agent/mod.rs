@@ -16,6 +16,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use cluster::{Bytes, Epoch, ReplicaState, StageIndex, StageReport};
+use protocol::emulation::Emulation;
 use protocol::rows::RowEncoding;
 use protocol::tls::{ClusterCa, TlsError};
 use protocol::worker::{self, SliceConfig, WorkerConfig};
@@ -55,6 +56,8 @@ pub struct ReplicaConfig {
     pub replica: PreparedReplica,
     /// How they run.
     pub settings: WorkerSettings,
+    /// The device that each stage stands for instead of computing; empty where they compute.
+    pub emulations: Vec<Emulation>,
 }
 
 /// A stage was given up before the replica served for the first time.
@@ -214,5 +217,6 @@ fn worker_config(config: &ReplicaConfig, index: usize, ca: &ClusterCa) -> Result
         step_deadline_secs: STEP_DEADLINE_SECS,
         listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
         tls: ca.issue(&format!("stage {index}"))?,
+        emulation: config.emulations.get(index).cloned().map(Box::new),
     })
 }

@@ -153,7 +153,8 @@ impl Fixture {
             WorkerSettings { threads: 1, micro_batches: 1, queue_limit: 1, encoding: RowEncoding::F32 };
         let loading = ReplicaState::Loading { progress: 0.0, waiting_for: String::new() };
         let (state, _) = watch::channel(loading);
-        Agent::start(ReplicaConfig { command, replica, settings }, &self.ca, state).unwrap()
+        Agent::start(ReplicaConfig { command, replica, settings, emulations: Vec::new() }, &self.ca, state)
+            .unwrap()
     }
 }
 

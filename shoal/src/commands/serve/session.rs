@@ -86,7 +86,12 @@ impl Replica<'_> {
         let mut reporter = Reporter::new(facts, audience, settings.threads);
         reporter.starting()?;
         let prepared = self.prepare(plan).await?;
-        let config = ReplicaConfig { command: self.worker_command()?, replica: prepared, settings };
+        let config = ReplicaConfig {
+            command: self.worker_command()?,
+            replica: prepared,
+            settings,
+            emulations: Vec::new(),
+        };
         let agent = self.agent.insert(Agent::start(config, &self.ca, state)?);
         show_loading(agent).await?;
         let (mut state, reports) = (agent.state(), agent.reports());
