@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Bytes, Millis, Phase, StageBatch, StageIndex};
+use crate::{Bytes, Correction, Millis, Phase, StageBatch, StageIndex};
 
 /// The fewest rows of each bucket of decode batches: a profile's numbers of rows are the most of each.
 const DECODE_ROWS: [u32; 7] = [1, 2, 3, 5, 9, 17, 33];
@@ -50,7 +50,7 @@ pub struct Tally {
 }
 
 /// The steps of one bucket of a stage.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ObservedSteps {
     /// The bucket.
     pub bucket: StepBucket,
@@ -58,12 +58,10 @@ pub struct ObservedSteps {
     pub totals: StepTotals,
     /// What its device's profile says that they should have taken, where there is one.
     pub predicted: Option<Millis>,
-    /// What the profile's times should be multiplied with for such rows, once enough was seen.
-    pub correction: Option<f64>,
 }
 
 /// What a stage is seen to do, since its process began.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct StageObservation {
     /// The stage.
     pub stage: StageIndex,
@@ -75,6 +73,22 @@ pub struct StageObservation {
     pub visits: Tally,
     /// On the master: decode steps, from their frame's departure to the drawing of their tokens.
     pub round_trips: Tally,
+    /// What its device's profile is off by, which outlives the process.
+    pub correction: Correction,
+}
+
+impl StageObservation {
+    /// Of a stage that has done nothing yet.
+    pub fn none(stage: StageIndex) -> Self {
+        Self {
+            stage,
+            resident: Bytes::ZERO,
+            steps: Vec::new(),
+            visits: Tally::default(),
+            round_trips: Tally::default(),
+            correction: Correction::default(),
+        }
+    }
 }
 
 impl StepBucket {
@@ -220,11 +234,9 @@ mod tests {
     #[test]
     fn hops_are_what_a_round_trip_has_beyond_the_visits() {
         let stage = |visit, round_trip| StageObservation {
-            stage: StageIndex(0),
-            resident: Bytes(0),
-            steps: vec![],
             visits: Tally { count: 2, time: Millis(visit) },
             round_trips: Tally { count: if round_trip > 0.0 { 4 } else { 0 }, time: Millis(round_trip) },
+            ..StageObservation::none(StageIndex(0))
         };
         assert_eq!(hop_time(&[stage(8.0, 0.0), stage(6.0, 40.0)]), Some(Millis(3.0)));
         assert_eq!(hop_time(&[stage(8.0, 0.0), stage(6.0, 0.0)]), None);

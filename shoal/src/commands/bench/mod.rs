@@ -1,5 +1,6 @@
 //! `shoal bench`: measure.
 
+mod emulation;
 mod idle_gap;
 mod slices;
 
@@ -15,6 +16,8 @@ pub(crate) enum BenchCommand {
     Slices(slices::SlicesArgs),
     /// Measure what waiting between two calls of a slice costs the second.
     IdleGap(idle_gap::IdleGapArgs),
+    /// Compare the step times of emulated devices with their profiles.
+    Emulation(emulation::EmulationArgs),
 }
 
 /// Runs a command.
@@ -22,5 +25,6 @@ pub(crate) fn run(command: BenchCommand, globals: &Globals) -> Result<()> {
     match command {
         BenchCommand::Slices(args) => slices::run(&args, globals),
         BenchCommand::IdleGap(args) => idle_gap::run(&args, globals),
+        BenchCommand::Emulation(args) => emulation::run(&args, globals),
     }
 }
