@@ -21,7 +21,7 @@ mod workload;
 pub use correction::Correction;
 pub use device::{
     BlockCurves, ColdCall, ColdCallError, ComputeBuffers, Device, DeviceId, DeviceMemory, DeviceProfile,
-    NodeId, Phase, ProcessorProfile, StageCall, Surface, SurfaceError,
+    NodeId, ProcessorProfile, Surface, SurfaceError,
 };
 pub use ids::{Epoch, ModelHash, RequestId, SlotId, StageIndex, StepId};
 pub use layers::{LayerRange, LayerRangeError, split_by_bytes};
@@ -33,6 +33,6 @@ pub use model::{
 pub use observation::{ObservedSteps, StageObservation, StepBucket, StepTotals, Tally, hop_time};
 pub use plan::{Limit, Plan, Prediction, ReplicaPlan, Role, StagePlan};
 pub use replica::{ReplicaState, StageMemory, StageReport};
-pub use stage_time::{NotMeasured, ProcessorKind, StageBatch, StageParts, StageTimeError};
+pub use stage_time::{NotMeasured, Phase, ProcessorKind, StageBatch, StageCall, StageParts, StageTimeError};
 pub use units::{Bytes, Millis, TokensPerSecond};
 pub use workload::{Arrivals, Lengths, Spread, TraceEntry, Workload};

@@ -4,7 +4,17 @@
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::{BlockKind, DeviceId, DeviceProfile, Millis, Phase, ProcessorProfile, StageCall};
+use crate::{BlockKind, DeviceId, DeviceProfile, Millis, ProcessorProfile};
+
+/// Which of the two kinds of work a call is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// One row for each sequence.
+    Decode,
+    /// Many rows of one sequence.
+    Prefill,
+}
 
 impl std::fmt::Display for Phase {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -32,6 +42,21 @@ impl std::fmt::Display for ProcessorKind {
             Self::Cpu => "CPU",
         })
     }
+}
+
+/// One call of a stage, or of a part of it on one processor.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StageCall<'a> {
+    /// The kind of work.
+    pub phase: Phase,
+    /// Blocks of each type.
+    pub blocks: &'a [(BlockKind, u32)],
+    /// Rows computed at once.
+    pub rows: f64,
+    /// Tokens that the caches hold before; the mean over the rows of a decode batch, since curves are linear in it.
+    pub depth: f64,
+    /// Rows of which logits are wanted; 0 on any stage but a master.
+    pub outputs: f64,
 }
 
 /// What a stage holds of a model, and where.
@@ -87,6 +112,25 @@ pub struct StageTimeError {
     /// What is missing.
     #[source]
     pub what: NotMeasured,
+}
+
+impl ProcessorProfile {
+    /// What a call takes: its fixed cost, its blocks, and the head. None if a type of block was not measured.
+    pub fn call_time(&self, call: &StageCall<'_>) -> Option<Millis> {
+        let mut time = self.call.as_ref().map_or(0.0, |fixed| fixed.at(call.rows, call.depth).0);
+        for (kind, count) in call.blocks {
+            let curves = self.block(*kind)?;
+            let surface = match call.phase {
+                Phase::Decode => &curves.decode,
+                Phase::Prefill => &curves.prefill,
+            };
+            time += f64::from(*count) * surface.at(call.rows, call.depth).0;
+        }
+        if call.outputs > 0.0 {
+            time += self.head.at(call.outputs, 0.0).0;
+        }
+        Some(Millis(time))
+    }
 }
 
 impl StageParts {

@@ -55,7 +55,8 @@ impl Axis {
         let magnitude = 10_f64.powf(rough.log10().floor());
         let step = [1.0, 2.0, 5.0].into_iter().map(|by| by * magnitude).find(|step| *step >= rough);
         let step = step.unwrap_or(10.0 * magnitude);
-        let (low, high) = ((low / step).floor() * step, (high / step).ceil() * step);
+        // A gap of 25 ms may have come out as 25.01: that is no reason for a further step.
+        let (low, high) = ((low / step).floor() * step, (high / step - 0.01).ceil() * step);
         Self { low, high: high.max(low + step), step }
     }
 
