@@ -1,5 +1,6 @@
 //! `shoal bench`: measure.
 
+mod emulation;
 mod idle_gap;
 mod planner;
 mod slices;
@@ -18,6 +19,8 @@ pub(crate) enum BenchCommand {
     IdleGap(idle_gap::IdleGapArgs),
     /// Compare the planner's objectives on the configurations of the E2LLM paper.
     Planner(planner::PlannerArgs),
+    /// Compare the step times of emulated devices with their profiles.
+    Emulation(emulation::EmulationArgs),
 }
 
 /// Runs a command.
@@ -26,5 +29,6 @@ pub(crate) fn run(command: BenchCommand, globals: &Globals) -> Result<()> {
         BenchCommand::Slices(args) => slices::run(&args, globals),
         BenchCommand::IdleGap(args) => idle_gap::run(&args, globals),
         BenchCommand::Planner(args) => planner::run(&args),
+        BenchCommand::Emulation(args) => emulation::run(&args, globals),
     }
 }
