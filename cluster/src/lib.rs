@@ -12,6 +12,7 @@ mod memory;
 mod model;
 mod plan;
 mod replica;
+mod stage_time;
 mod units;
 mod workload;
 
@@ -28,5 +29,6 @@ pub use model::{
 };
 pub use plan::{Limit, Plan, Prediction, ReplicaPlan, Role, StagePlan};
 pub use replica::{ReplicaState, StageMemory, StageReport};
+pub use stage_time::{NotMeasured, Phase, ProcessorKind, StageBatch, StageCall, StageParts, StageTimeError};
 pub use units::{Bytes, Millis, TokensPerSecond};
 pub use workload::{Arrivals, Lengths, Spread, TraceEntry, Workload};

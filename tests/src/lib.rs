@@ -4,6 +4,8 @@
 #![forbid(unsafe_code)]
 
 pub mod chat;
+#[cfg(target_os = "linux")]
+pub mod lan;
 pub mod models;
 pub mod process;
 pub mod reference;
