@@ -1,6 +1,7 @@
 //! What is asked: prompts out of a file, or made up with a given number of tokens. A prompt depends on its index and
 //! the seed alone, so that two servers are asked the same, and no two requests of a run share more than a chat template.
 
+use std::cmp::Ordering;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -14,6 +15,9 @@ use crate::trace::Trace;
 
 /// Longer than any model's context.
 const MOST_TOKENS: u32 = 4_000_000;
+
+/// How often a text's length is corrected.
+const ROUNDS: u32 = 6;
 
 /// Words that are one token, with the space before them, in most vocabularies.
 const WORDS: [&str; 64] = [
@@ -194,16 +198,16 @@ impl Synthetic {
         };
         push(&mut chosen, tokens as usize);
         let Some(count) = &self.count else { return chosen.join(" ") };
-        // Each word is one token, but the first may be more: correct by the difference. Twice is enough where words
-        // do not merge; where they do, what is nearest stays.
-        for _ in 0..3 {
-            let (is, wanted) = (count.count(&chosen.join(" ")), tokens as usize);
+        // Where every word is one token this ends at once or after a correction; where words are several tokens, or merge,
+        // each round comes nearer.
+        for _ in 0..ROUNDS {
+            let (is, wanted) = (count.count(&chosen.join(" ")).max(1), tokens as usize);
+            let so_far = chosen.len();
+            let words = |tokens: usize| (tokens * so_far / is).max(1);
             match is.cmp(&wanted) {
-                std::cmp::Ordering::Equal => break,
-                std::cmp::Ordering::Less => push(&mut chosen, wanted - is),
-                std::cmp::Ordering::Greater => {
-                    chosen.truncate(chosen.len().saturating_sub(is - wanted).max(1));
-                }
+                Ordering::Equal => break,
+                Ordering::Less => push(&mut chosen, words(wanted - is)),
+                Ordering::Greater => chosen.truncate(so_far.saturating_sub(words(is - wanted)).max(1)),
             }
         }
         chosen.join(" ")

@@ -185,10 +185,15 @@ fn joined(messages: &Value) -> String {
 
 /// The address that routes are joined to: with `/v1/` at its end.
 fn base(url: &str) -> Option<Url> {
-    let url = url.trim().trim_end_matches('/');
-    let url = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
-    let url = Url::parse(&format!("{}/v1/", url.trim_end_matches("/v1"))).ok()?;
-    (matches!(url.scheme(), "http" | "https") && url.has_host()).then_some(url)
+    let url = url.trim();
+    let mut url =
+        Url::parse(&if url.contains("://") { url.to_owned() } else { format!("http://{url}") }).ok()?;
+    if !matches!(url.scheme(), "http" | "https") {
+        return None;
+    }
+    let path = url.path().trim_end_matches('/').trim_end_matches("/v1").to_owned();
+    url.set_path(&format!("{path}/v1/"));
+    Some(url)
 }
 
 fn client(key: Option<ApiKey>) -> Result<reqwest::Client, TargetError> {
