@@ -18,7 +18,7 @@ mod workload;
 
 pub use device::{
     BlockCurves, ColdCall, ColdCallError, ComputeBuffers, Device, DeviceId, DeviceMemory, DeviceProfile,
-    NodeId, Phase, ProcessorProfile, StageCall, Surface, SurfaceError,
+    NodeId, ProcessorProfile, Surface, SurfaceError,
 };
 pub use ids::{Epoch, ModelHash, RequestId, SlotId, StageIndex, StepId};
 pub use layers::{LayerRange, LayerRangeError, split_by_bytes};

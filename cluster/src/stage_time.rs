@@ -248,6 +248,7 @@ mod tests {
             buffers: Default::default(),
             embedding: Some(flat(0.0625)),
             cold_call: Some(ColdCall::new(vec![Millis(10.0)], vec![Millis(3.0)]).unwrap()),
+            memory: None,
         }
     }
 

@@ -10,7 +10,7 @@ use cluster::Bytes;
 
 use super::cgroup::Cgroup;
 use super::delay::Mac;
-use super::namespace::Namespace;
+use super::namespace::{MARK, Namespace};
 use super::traffic::Egress;
 use crate::process::{signal, state_of};
 
@@ -86,6 +86,7 @@ impl Host {
     /// tokio's with `tokio::process::Command::from`. What still runs when the Lan is dropped is killed.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new("sh");
+        command.env(MARK, self.namespace.name());
         command.args(["-c", ENTER, "sh"]).arg(self.namespace.path());
         command.args(self.cgroup().member_files()).arg("--").arg(program);
         command

@@ -10,7 +10,8 @@
 //! How a shaped link is made: HTB at the sender's interface holds the sender to the rate, as a network card does; the
 //! frames then pass a delay line of ours (`delay`), which spaces them exactly at that rate and delays them by half the
 //! round trip. Each direction of each pair has a lane of its own there, so links of a host do not add up, and frames of
-//! pairs that have no shape go through the kernel's bridge alone.
+//! pairs that have no shape go through the kernel's bridge alone. The delay line's thread has a real-time priority where
+//! that is allowed, so links keep their shape while the hosts' processes want all processors.
 
 mod builder;
 mod cgroup;

@@ -17,6 +17,9 @@ use crate::process::signal;
 /// Where `ip netns` keeps namespaces.
 const FOLDER: &str = "/run/netns";
 
+/// Tells of a process that it was started to run in a namespace, also before it has entered.
+pub(super) const MARK: &str = "SHOAL_LAN_HOST";
+
 /// How long killed processes may take to be gone.
 const KILL_DEADLINE: Duration = Duration::from_secs(10);
 
@@ -63,7 +66,7 @@ impl Namespace {
         }
     }
 
-    /// The processes inside, without this one and zombies.
+    /// The processes inside or about to be, without this one and zombies.
     pub(super) fn processes(&self) -> Result<Vec<u32>> {
         processes_in(&self.path)
     }
@@ -118,10 +121,14 @@ fn kill_all(path: &Path) -> Result<()> {
 fn processes_in(path: &Path) -> Result<Vec<u32>> {
     let wanted = fs::metadata(path).with_context(|| format!("looking at {}", path.display()))?;
     let pids = fs::read_dir("/proc")?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let mark = format!("{MARK}={}", path.file_name().unwrap_or_default().to_string_lossy());
     let inside = |pid: &u32| {
         // Zombies and processes that have just ended have no namespace to look at.
         let namespace = fs::metadata(format!("/proc/{pid}/ns/net"));
         namespace.is_ok_and(|found| (found.dev(), found.ino()) == (wanted.dev(), wanted.ino()))
+            || fs::read(format!("/proc/{pid}/environ")).is_ok_and(|variables| {
+                variables.split(|byte| *byte == 0).any(|entry| entry == mark.as_bytes())
+            })
     };
     Ok(pids.filter(|&pid| pid != std::process::id()).filter(inside).collect())
 }
