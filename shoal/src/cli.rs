@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::commands::{bench, serve, slice};
+use crate::commands::{bench, profile, serve, slice};
 
 /// Serves one large language model from the machines you own.
 #[derive(Debug, Parser)]
@@ -39,12 +39,17 @@ pub(crate) enum Command {
     /// Describe, cut and verify models.
     #[command(subcommand)]
     Slice(slice::SliceCommand),
+    /// Measure what this host's processors can do for a model.
+    Profile(profile::ProfileArgs),
     /// Measure.
     #[command(subcommand)]
     Bench(bench::BenchCommand),
     /// Run one stage; started by `shoal serve`, configured on stdin.
     #[command(hide = true)]
     StageWorker,
+    /// Measure in a process of its own; started by `shoal profile`, told what on stdin.
+    #[command(hide = true)]
+    ProfileWorker,
 }
 
 /// Options of every command.

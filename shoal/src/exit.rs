@@ -7,6 +7,8 @@ use cluster::LayerRangeError;
 use gguf::cut::CutError;
 use node::{PrepareError, SliceError};
 
+use crate::commands::profile;
+
 /// A wanted outcome that is a failure, such as a comparison that found a difference. It was reported already.
 #[derive(Debug, thiserror::Error)]
 #[error("the comparison failed")]
@@ -31,6 +33,7 @@ fn is_usage(cause: &(dyn Error + 'static)) -> bool {
     let bad_range =
         |error: &SliceError| matches!(error, SliceError::Cut(cut) if matches!(**cut, CutError::Range { .. }));
     cause.is::<LayerRangeError>()
+        || cause.downcast_ref().is_some_and(profile::is_usage)
         || cause.downcast_ref().is_some_and(bad_range)
         || match cause.downcast_ref() {
             Some(PrepareError::Layers(_) | PrepareError::GpuLayers { .. }) => true,

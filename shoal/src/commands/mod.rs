@@ -2,6 +2,8 @@
 
 pub(crate) mod bench;
 mod model;
+pub(crate) mod profile;
+mod profile_worker;
 pub(crate) mod serve;
 pub(crate) mod slice;
 mod stage_worker;
@@ -16,6 +18,8 @@ pub(crate) fn run(command: Command, globals: &Globals) -> Result<()> {
         Command::Serve(args) => serve::run(*args, globals),
         Command::Slice(command) => slice::run(command, globals),
         Command::Bench(command) => bench::run(command, globals),
+        Command::Profile(args) => profile::run(&args, globals),
         Command::StageWorker => stage_worker::run(),
+        Command::ProfileWorker => profile_worker::run(),
     }
 }

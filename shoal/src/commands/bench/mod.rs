@@ -1,5 +1,6 @@
 //! `shoal bench`: measure.
 
+mod profile_accuracy;
 mod slices;
 
 use anyhow::Result;
@@ -10,6 +11,8 @@ use crate::cli::Globals;
 /// What can be measured.
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
+    /// Compare what a profile foretells of a whole model with what it takes.
+    ProfileAccuracy(profile_accuracy::ProfileAccuracyArgs),
     /// Compare the speed of a chain of slices with that of the whole model.
     Slices(slices::SlicesArgs),
 }
@@ -17,6 +20,7 @@ pub(crate) enum BenchCommand {
 /// Runs a command.
 pub(crate) fn run(command: BenchCommand, globals: &Globals) -> Result<()> {
     match command {
+        BenchCommand::ProfileAccuracy(args) => profile_accuracy::run(&args, globals),
         BenchCommand::Slices(args) => slices::run(&args, globals),
     }
 }
