@@ -12,12 +12,13 @@ mod memory;
 mod model;
 mod plan;
 mod replica;
+mod stage_time;
 mod units;
 mod workload;
 
 pub use device::{
     BlockCurves, ColdCall, ColdCallError, ComputeBuffers, Device, DeviceId, DeviceMemory, DeviceProfile,
-    NodeId, Phase, ProcessorProfile, StageCall, Surface, SurfaceError,
+    NodeId, ProcessorProfile, Surface, SurfaceError,
 };
 pub use ids::{Epoch, ModelHash, RequestId, SlotId, StageIndex, StepId};
 pub use layers::{LayerRange, LayerRangeError, split_by_bytes};
@@ -28,5 +29,6 @@ pub use model::{
 };
 pub use plan::{Limit, Plan, Prediction, ReplicaPlan, Role, StagePlan};
 pub use replica::{ReplicaState, StageMemory, StageReport};
+pub use stage_time::{NotMeasured, Phase, ProcessorKind, StageBatch, StageCall, StageParts, StageTimeError};
 pub use units::{Bytes, Millis, TokensPerSecond};
 pub use workload::{Arrivals, Lengths, Spread, TraceEntry, Workload};

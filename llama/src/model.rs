@@ -14,7 +14,7 @@ use std::sync::Arc;
 use llama_sys as sys;
 
 use crate::backend::{init_logging, with_errors};
-use crate::{DeviceKind, Error, Vocab};
+use crate::{Device, DeviceKind, Error, Vocab, devices};
 
 /// How weights come from the file into memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -136,6 +136,7 @@ impl Model {
             return Err(fail("there is no such file".to_owned()));
         }
         let c_path = c_path(path).ok_or_else(|| fail("llama.cpp cannot open a path like that".to_owned()))?;
+        check_gpu(params.gpu_layers).map_err(fail)?;
         let mut progress = Progress { callback: params.progress, stopped: false, panic: None };
         // Ended by a null pointer: an empty list, or one GPU.
         let mut devices = [std::ptr::null_mut(), std::ptr::null_mut()];
@@ -269,10 +270,24 @@ impl Model {
     }
 }
 
-/// The device of this name, null-free; none if there is none, or if it is no GPU.
+/// llama.cpp would put the blocks on the CPU, and say nothing.
+fn check_gpu(gpu_layers: u32) -> Result<(), String> {
+    if gpu_layers == 0 || devices().iter().any(is_gpu) {
+        return Ok(());
+    }
+    Err(format!(
+        "{gpu_layers} blocks are to go to a GPU, but this build finds none: is it built with the GPU's backend (cuda, \
+         vulkan), and the driver installed?"
+    ))
+}
+
+fn is_gpu(device: &Device) -> bool {
+    matches!(device.kind, DeviceKind::Gpu | DeviceKind::IntegratedGpu)
+}
+
+/// The GPU of this name, which is no null pointer.
 fn gpu(name: &str) -> Option<sys::ggml_backend_dev_t> {
-    let is_gpu = |device: &crate::Device| matches!(device.kind, DeviceKind::Gpu | DeviceKind::IntegratedGpu);
-    crate::devices().iter().find(|device| device.name == name && is_gpu(device))?;
+    devices().iter().find(|device| device.name == name && is_gpu(device))?;
     let name = CString::new(name).ok()?;
     // SAFETY: reads the registry, which `devices` has filled; the name ends in NUL (ggml-backend-reg.cpp).
     let device = unsafe { sys::ggml_backend_dev_by_name(name.as_ptr()) };

@@ -205,6 +205,13 @@ impl Ground<'_> {
         Some(planned)
     }
 
+    /// The smallest slice alone, with room for so many tokens, to let it idle.
+    pub(crate) fn idling(&self, tokens: u32) -> Option<(SessionSpec, Command)> {
+        let load = Load { slots: 1, n_ctx: tokens, n_ubatch: tokens };
+        let contexts = Contexts { ranges: vec![*self.reduction.slices.first()?], load, depth: 0 };
+        Some((self.session(&contexts, 0.0).spec, Command::ColdCall { context: 0 }))
+    }
+
     /// Embedding look-up and hop.
     fn surroundings(&self) -> Planned {
         let mut planned = self.look_ups(&LOOK_UPS);

@@ -5,15 +5,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use cluster::{
     ComputeBuffers, DeviceId, DeviceProfile, LayerRange, Load, MemoryCosts, Millis, ModelShape, cache_request,
 };
+use protocol::node::DeviceKind;
 use protocol::plan_files::{
-    MeasuredEntry, MeasuredPartEntry, MeasurementEntry, ProfileEntry, ProfilesFile, ShapeEntry,
+    MeasuredEntry, MeasuredPartEntry, MeasurementEntry, ModelShapeFile, ProfileEntry, ProfilesFile,
 };
 
 use crate::curves::flat;
 use crate::profile::{Outcome, Request};
 use crate::sampling::{Point, is_noisy};
 use crate::statistics::{Quartiles, median};
-use crate::wire::FactsKind;
 
 /// Rows of a prefill-sized batch, unless something else is asked for: what `shoal serve` has.
 const PREFILL_ROWS: u32 = 512;
@@ -26,9 +26,9 @@ const HOP_ROWS: f64 = 8.0;
 
 /// A device for each GPU, with the host's CPU beside it; the CPU alone where no GPU was measured.
 pub(crate) fn file(request: &Request<'_>, outcomes: &[Outcome]) -> ProfilesFile {
-    let cpu = outcomes.iter().find(|outcome| outcome.facts.kind == FactsKind::Cpu);
+    let cpu = outcomes.iter().find(|outcome| outcome.facts.kind == DeviceKind::Cpu);
     let gpus: Vec<&Outcome> =
-        outcomes.iter().filter(|outcome| outcome.facts.kind != FactsKind::Cpu).collect();
+        outcomes.iter().filter(|outcome| outcome.facts.kind != DeviceKind::Cpu).collect();
     let devices: Vec<(Option<&Outcome>, Option<&Outcome>)> = if gpus.is_empty() {
         vec![(None, cpu)]
     } else {
@@ -55,7 +55,7 @@ fn entry(request: &Request<'_>, gpu: Option<&Outcome>, cpu: Option<&Outcome>) ->
         hop_overhead: hop.map_or(Millis(0.0), |hop| hop.at(HOP_ROWS, 0.0)),
         buffers: buffers(request.model.shape(), &costs, request.settings.n_ctx),
         embedding: flat(&around, MeasuredPartEntry::Embedding),
-        cold_call: None,
+        cold_call: both.first().and_then(|first| first.cold_call.clone()),
         memory: cpu.map(|cpu| cpu.costs),
     };
     ProfileEntry { measured: Some(Box::new(measured(request, &both))), ..ProfileEntry::new(&profile) }
@@ -77,7 +77,7 @@ fn measured(request: &Request<'_>, outcomes: &[&Outcome]) -> MeasuredEntry {
     });
     MeasuredEntry {
         model_name: request.model.name(),
-        model: ShapeEntry::from(request.model.shape()),
+        model: ModelShapeFile::new(request.hash.to_string(), request.model.shape()),
         host: request.host.entry(request.settings.reserve),
         features: request.settings.features.clone(),
         threads: request.settings.threads,

@@ -1,12 +1,9 @@
 //! What this host is: its name, its memory, its caches, its processors.
 
 use cluster::Bytes;
-use node::agent::WorkerCommand;
+use protocol::node::{DeviceFacts, DeviceKind};
 use protocol::plan_files::{HostEntry, ProcessorFactsEntry, ProcessorKindEntry};
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
-
-use crate::session::{Session, SessionError, SessionSpec};
-use crate::wire::{Command, DeviceFacts, FactsKind, Outcome, Processor, Setup};
 
 /// Where the system does not tell the size of its caches.
 const USUAL_CACHE: Bytes = Bytes::from_mib(32);
@@ -25,22 +22,15 @@ pub struct Host {
 }
 
 impl Host {
-    /// Looks at this host. Processors are listed by a process of their own: drivers can end the process that asks.
-    pub(crate) fn look(command: &WorkerCommand) -> Result<Self, SessionError> {
-        let setup =
-            Setup { processor: Processor::Cpu, threads: 1, cold_bytes: 0, n_embd: 1, embedding: None };
-        let spec = SessionSpec { setup, slices: Vec::new(), contexts: Vec::new() };
-        let reply = Session::new(command, spec).ask(&Command::Devices)?;
-        let Outcome::Devices(processors) = reply.outcome else {
-            return Err(SessionError::Unable("the measuring process listed no processors".to_owned()));
-        };
+    /// This host, with the processors that llama.cpp finds there.
+    pub fn here(processors: Vec<DeviceFacts>) -> Self {
         let ram = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
-        Ok(Self {
+        Self {
             name: System::host_name().unwrap_or_else(|| "localhost".to_owned()),
             ram: Bytes(System::new_with_specifics(ram).total_memory()),
             available: node::available_memory(),
             processors,
-        })
+        }
     }
 
     pub(crate) fn entry(&self, reserve: Bytes) -> HostEntry {
@@ -48,12 +38,12 @@ impl Host {
             name: device.name.clone(),
             description: device.description.clone(),
             kind: match device.kind {
-                FactsKind::Cpu => ProcessorKindEntry::Cpu,
-                FactsKind::Gpu => ProcessorKindEntry::Gpu,
-                FactsKind::UnifiedGpu => ProcessorKindEntry::UnifiedGpu,
+                DeviceKind::Cpu => ProcessorKindEntry::Cpu,
+                DeviceKind::Gpu => ProcessorKindEntry::Gpu,
+                DeviceKind::IntegratedGpu => ProcessorKindEntry::UnifiedGpu,
             },
-            memory_total_bytes: device.memory_total,
-            memory_free_bytes: device.memory_free,
+            memory_total_bytes: device.memory_total.0,
+            memory_free_bytes: device.memory_free.0,
         };
         HostEntry {
             name: self.name.clone(),

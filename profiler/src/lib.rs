@@ -20,6 +20,7 @@ mod curves;
 mod entry;
 mod fit;
 mod host;
+pub mod idle_gap;
 mod linear;
 mod memory;
 mod profile;
@@ -35,10 +36,7 @@ pub use accuracy::{ACCURACY_BUDGET, Accuracy, AccuracyError, AccuracyPoint, Accu
 pub use agenda::Files;
 pub use curves::CurvesError;
 pub use host::Host;
-pub use profile::{
-    Observer, ProfileError, Request, Settings, Step, choose_processors, look_at_host, profile,
-};
+pub use profile::{Observer, ProfileError, Request, Settings, Step, choose_processors, profile};
 pub use reduction::{NotReducible, Reduction, blocks_by_kind};
 pub use store::{Key, ProfileStore};
-pub use wire::{DeviceFacts, FactsKind, Processor};
 pub use worker::{WorkerError, run_worker};

@@ -7,9 +7,10 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use cluster::{Bytes, MemoryCosts, ModelHash, ProcessorProfile};
+use cluster::{Bytes, ColdCall, MemoryCosts, Millis, ModelHash, ProcessorProfile};
 use node::ModelFile;
 use node::agent::WorkerCommand;
+use protocol::node::{DeviceFacts, DeviceKind};
 use protocol::plan_files::{FailureEntry, KvEntry, ProfilesFile};
 use thiserror::Error;
 
@@ -17,13 +18,14 @@ use crate::agenda::{Files, Ground, LeftOut, Planned};
 use crate::curves::{self, CurvesError, Medians};
 use crate::entry;
 use crate::host::{Host, last_level_cache};
+use crate::idle_gap::COLD_CALL_ROWS;
 use crate::memory;
 use crate::reduction::Reduction;
 use crate::sampling::{Item, LEAST, Point, sample};
 use crate::session::{Session, SessionError};
 use crate::statistics::median;
 use crate::store::{ProfileStore, Saved};
-use crate::wire::{DeviceFacts, FactsKind, Processor};
+use crate::wire::{self, Processor};
 
 /// Memory that a measuring process may take beside its slices: caches, buffers, and what is streamed between runs.
 const BESIDE_SLICES: Bytes = Bytes::from_mib(112);
@@ -34,9 +36,6 @@ const BESIDE_SLICES_AT_LEAST: Bytes = Bytes::from_mib(64);
 /// Why there is no profile.
 #[derive(Debug, Error)]
 pub enum ProfileError {
-    /// The processors could not be listed.
-    #[error("the host's processors could not be listed: {0}")]
-    Host(String),
     /// A processor that is not there.
     #[error("there is no processor {asked:?} on this host: it has {}", there.join(", "))]
     NoSuchProcessor {
@@ -155,14 +154,10 @@ pub(crate) struct Outcome {
     pub(crate) profile: ProcessorProfile,
     pub(crate) costs: MemoryCosts,
     pub(crate) kv: Vec<KvEntry>,
+    pub(crate) cold_call: Option<ColdCall>,
     pub(crate) samples: Samples,
     pub(crate) failures: Vec<FailureEntry>,
     pub(crate) peak: u64,
-}
-
-/// The host that this program runs on.
-pub fn look_at_host(command: &WorkerCommand) -> Result<Host, ProfileError> {
-    Host::look(command).map_err(|error| ProfileError::Host(error.to_string()))
 }
 
 /// The processors of these names (`cpu` in any case, or as ggml has them); all, without names.
@@ -221,9 +216,21 @@ impl<'a> Run<'a, '_> {
             peak = peak.max(of_session);
             samples.extend(items);
         }
+        self.say(observer, "idling", 0, 1)?;
+        let cold_call =
+            self.cold_call(&ground).map_err(|error| failures.push(failure("idling", &error))).ok();
         let medians: Vec<(Point, f64)> = samples.iter().map(|(point, ms)| (*point, median(ms))).collect();
         let profile = self.curves(&medians, &failures)?;
-        Ok(Outcome { facts: self.facts.clone(), profile, costs: ground.costs, kv, samples, failures, peak })
+        Ok(Outcome {
+            facts: self.facts.clone(),
+            profile,
+            costs: ground.costs,
+            kv,
+            cold_call,
+            samples,
+            failures,
+            peak,
+        })
     }
 
     fn curves(&self, medians: &Medians, failures: &[FailureEntry]) -> Result<ProcessorProfile, ProfileError> {
@@ -236,6 +243,20 @@ impl<'a> Run<'a, '_> {
                 .map(|failure| format!("{}: {}", failure.what, failure.reason))
                 .collect(),
         })
+    }
+
+    /// What idling adds to a call of the smallest slice, which is next to the fixed cost of a call.
+    fn cold_call(&self, ground: &Ground<'_>) -> Result<ColdCall, SessionError> {
+        let Some((spec, command)) = ground.idling(COLD_CALL_ROWS) else {
+            return Err(SessionError::Unable("there is no slice to let idle".to_owned()));
+        };
+        let reply = Session::new(self.request.command, spec).ask(&command)?;
+        let wire::Outcome::Cold { gaps_ms, extra_ms } = reply.outcome else {
+            return Err(SessionError::Unable("the measuring process gave no correction".to_owned()));
+        };
+        let millis = |of: Vec<f64>| of.into_iter().map(Millis).collect();
+        ColdCall::new(millis(gaps_ms), millis(extra_ms))
+            .map_err(|error| SessionError::Unable(error.to_string()))
     }
 
     /// Runs a session, and gives its samples and its peak of memory. What is there from an interrupted run is not repeated.
@@ -317,8 +338,8 @@ impl<'a> Run<'a, '_> {
     fn ground(&self) -> Result<Ground<'a>, ProfileError> {
         let Request { model, reduction, files, settings, .. } = self.request;
         let processor = match self.facts.kind {
-            FactsKind::Cpu => Processor::Cpu,
-            FactsKind::Gpu | FactsKind::UnifiedGpu => Processor::Gpu(self.facts.name.clone()),
+            DeviceKind::Cpu => Processor::Cpu,
+            DeviceKind::Gpu | DeviceKind::IntegratedGpu => Processor::Gpu(self.facts.name.clone()),
         };
         let mut ground = Ground {
             shape: model.shape(),
@@ -342,8 +363,8 @@ impl<'a> Run<'a, '_> {
 
     fn available(&self) -> Bytes {
         let there = match self.facts.kind {
-            FactsKind::Cpu => self.request.host.available,
-            FactsKind::Gpu | FactsKind::UnifiedGpu => Bytes(self.facts.memory_free),
+            DeviceKind::Cpu => self.request.host.available,
+            DeviceKind::Gpu | DeviceKind::IntegratedGpu => self.facts.memory_free,
         };
         there.saturating_sub(self.request.settings.reserve)
     }

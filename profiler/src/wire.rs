@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// What is measured.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Processor {
+pub(crate) enum Processor {
     /// The host's CPU.
     Cpu,
     /// The GPU of this name.
@@ -58,8 +58,6 @@ pub(crate) struct ContextSpec {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Command {
-    /// List the processors.
-    Devices,
     /// Load a slice under the next number.
     Load { path: PathBuf },
     /// Make a context.
@@ -72,6 +70,8 @@ pub(crate) enum Command {
     Prefill { context: usize, rows: u32 },
     /// Look the embeddings of so many tokens up.
     Embed { rows: u32 },
+    /// Measure what idling adds to a call.
+    ColdCall { context: usize },
     /// Send a frame of so many rows to the other end of a link.
     Hop { rows: u32 },
     /// Only say what memory the process has.
@@ -96,12 +96,12 @@ pub(crate) enum Outcome {
     Done,
     /// So long.
     Took { ms: f64 },
+    /// Idling for so long adds so much.
+    Cold { gaps_ms: Vec<f64>, extra_ms: Vec<f64> },
     /// The slice is loaded; besides its weights, loading took this.
     Loaded { besides_weights_bytes: u64 },
     /// The context is there.
     Made { uses: Vec<BufferUse> },
-    /// These are there.
-    Devices(Vec<DeviceFacts>),
     /// It could not be done, and the worker can go on.
     Failed { reason: String },
 }
@@ -113,31 +113,4 @@ pub(crate) struct BufferUse {
     pub(crate) weights: u64,
     pub(crate) cache: u64,
     pub(crate) compute: u64,
-}
-
-/// A processor.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DeviceFacts {
-    /// ggml's name.
-    pub name: String,
-    /// The product's name.
-    pub description: String,
-    /// What it is.
-    pub kind: FactsKind,
-    /// Bytes of its memory.
-    pub memory_total: u64,
-    /// Of these free.
-    pub memory_free: u64,
-}
-
-/// What a processor is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FactsKind {
-    /// The host's CPU.
-    Cpu,
-    /// A GPU with memory of its own.
-    Gpu,
-    /// A GPU in the host's memory.
-    UnifiedGpu,
 }

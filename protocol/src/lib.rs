@@ -5,7 +5,9 @@
 #![forbid(unsafe_code)]
 
 pub mod frame;
+pub mod identity;
 pub mod listen;
+pub mod node;
 pub mod plan_files;
 pub mod rows;
 pub mod sampling;

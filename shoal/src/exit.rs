@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use cluster::LayerRangeError;
 use gguf::cut::CutError;
 use node::{PrepareError, SliceError};
+use profiler::idle_gap::IdleGapError;
 
 use crate::commands::profile;
 
@@ -13,6 +14,11 @@ use crate::commands::profile;
 #[derive(Debug, thiserror::Error)]
 #[error("the comparison failed")]
 pub(crate) struct Unequal;
+
+/// Something on the command line that the files it names do not have.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Usage(pub(crate) String);
 
 /// Prints why a command failed, and gives its exit code: 2, as clap does, if the command line asks for something that the
 /// model does not have, else 1.
@@ -34,7 +40,9 @@ fn is_usage(cause: &(dyn Error + 'static)) -> bool {
         |error: &SliceError| matches!(error, SliceError::Cut(cut) if matches!(**cut, CutError::Range { .. }));
     cause.is::<LayerRangeError>()
         || cause.downcast_ref().is_some_and(profile::is_usage)
+        || cause.is::<Usage>()
         || cause.downcast_ref().is_some_and(bad_range)
+        || matches!(cause.downcast_ref(), Some(IdleGapError::Cuts { .. } | IdleGapError::Context { .. }))
         || match cause.downcast_ref() {
             Some(PrepareError::Layers(_) | PrepareError::GpuLayers { .. }) => true,
             Some(PrepareError::Slices(error)) => bad_range(error),

@@ -7,6 +7,7 @@ use cluster::Epoch;
 use futures::StreamExt;
 use protocol::frame::{Frame, FrameLimits, RowInput};
 use protocol::rows::RowEncoding;
+use protocol::tls::describe_status;
 use protocol::v1;
 use protocol::worker::WorkerConfig;
 use tokio::sync::{mpsc, oneshot};
@@ -15,7 +16,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::events::{Control, Inputs, Outlet, frames_in_flight};
-use crate::link::{self, EPOCH_KEY, Target, describe};
+use crate::link::{self, EPOCH_KEY, Target};
 use crate::memory;
 use crate::shared::{LoadState, Loaded, Shared};
 
@@ -240,7 +241,9 @@ impl Intake {
                     return Ok(());
                 }
                 Err(status) => {
-                    self.report(|| format!("the stream from the stage before broke: {}", describe(&status)));
+                    self.report(|| {
+                        format!("the stream from the stage before broke: {}", describe_status(&status))
+                    });
                     return Err(status);
                 }
             };

@@ -14,12 +14,11 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use llama::{DeviceKind, EmbeddingTable, ExtraBuffers, Gpus, MemoryMap, MemoryPlace, Model, ModelParams};
+use llama::{EmbeddingTable, ExtraBuffers, Gpus, MemoryMap, MemoryPlace, Model, ModelParams};
 use thiserror::Error;
 
-use crate::wire::{
-    BufferUse, Command, ContextSpec, DeviceFacts, FactsKind, Outcome, Processor, Reply, Setup,
-};
+use crate::idle_gap::IdleGapError;
+use crate::wire::{BufferUse, Command, ContextSpec, Outcome, Processor, Reply, Setup};
 use cold::Cold;
 use hop::Link;
 use resident::Resident;
@@ -49,6 +48,8 @@ enum CommandError {
     Llama(#[from] llama::Error),
     #[error(transparent)]
     Hop(#[from] hop::HopError),
+    #[error(transparent)]
+    IdleGap(#[from] IdleGapError),
     #[error("there is no {what} number {number}")]
     Unknown { what: &'static str, number: usize },
     #[error("there are no token embeddings to look up")]
@@ -123,7 +124,6 @@ impl Worker {
     fn carry_out(&mut self, command: &Command) -> Result<Outcome, CommandError> {
         let took = |time: Duration| Outcome::Took { ms: time.as_secs_f64() * 1e3 };
         match command {
-            Command::Devices => Ok(Outcome::Devices(devices())),
             Command::Load { path } => self.load(path),
             Command::Context(spec) => self.make(*spec),
             Command::Drop { context } => {
@@ -137,6 +137,12 @@ impl Worker {
             Command::Prefill { context, rows } => {
                 let (subject, input, cold) = self.subject(*context)?;
                 Ok(took(subject.prefill(*rows, input, cold)?))
+            }
+            Command::ColdCall { context } => {
+                let (subject, input, _) = self.subject(*context)?;
+                let cold = subject.cold_call(input)?;
+                let numbers = |of: &[cluster::Millis]| of.iter().map(|time| time.0).collect();
+                Ok(Outcome::Cold { gaps_ms: numbers(cold.gaps()), extra_ms: numbers(cold.extra()) })
             }
             Command::Embed { rows } => Ok(took(self.embed(*rows)?)),
             Command::Hop { rows } => {
@@ -215,24 +221,4 @@ impl Worker {
         self.input.look_up()?;
         Ok(start.elapsed())
     }
-}
-
-fn devices() -> Vec<DeviceFacts> {
-    let facts = |device: llama::Device| {
-        let kind = match device.kind {
-            DeviceKind::Cpu => FactsKind::Cpu,
-            DeviceKind::Gpu => FactsKind::Gpu,
-            DeviceKind::IntegratedGpu => FactsKind::UnifiedGpu,
-            // A library that helps the CPU: it is measured with it.
-            DeviceKind::Other => return None,
-        };
-        Some(DeviceFacts {
-            name: device.name,
-            description: device.description,
-            kind,
-            memory_total: device.memory_total,
-            memory_free: device.memory_free,
-        })
-    };
-    llama::devices().into_iter().filter_map(facts).collect()
 }

@@ -1,10 +1,13 @@
 //! A context that is measured: it is run exactly as a stage worker runs its slice, from the same depth each time.
 
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
+use cluster::ColdCall;
 use llama::{ContextParams, EmbeddingTable, Error, Model, Output, RowInput, Rows, SliceContext, Token};
 
 use super::cold::Cold;
+use crate::idle_gap::{COLD_CALL_ROWS, HiddenRows, IdleGapError, cold_call};
 use crate::wire::{ContextSpec, Gives};
 
 /// Tokens that rows are drawn from: enough to keep all experts busy, and few enough that the pages of their embeddings, which
@@ -135,6 +138,16 @@ impl Subject {
         }
         self.place([(0, rows)].into_iter());
         self.timed(input, cold)
+    }
+
+    /// What idling adds to a call; empties all slots.
+    pub(super) fn cold_call(&mut self, input: &mut Input) -> Result<ColdCall, IdleGapError> {
+        self.is_filled = false;
+        input.draw(COLD_CALL_ROWS);
+        input.look_up()?;
+        let rows = HiddenRows::new(input.n_embd, input.hidden.clone())?;
+        // The end of stdin ends the process, so there is nothing to ask in between.
+        cold_call(&mut self.context, &rows, &mut || ControlFlow::Continue(()))
     }
 
     /// Brings all slots to the depth, by way of the first.

@@ -1,5 +1,7 @@
 //! `shoal bench`: measure.
 
+mod idle_gap;
+mod planner;
 mod profile_accuracy;
 mod slices;
 
@@ -15,6 +17,10 @@ pub(crate) enum BenchCommand {
     ProfileAccuracy(profile_accuracy::ProfileAccuracyArgs),
     /// Compare the speed of a chain of slices with that of the whole model.
     Slices(slices::SlicesArgs),
+    /// Measure what waiting between two calls of a slice costs the second.
+    IdleGap(idle_gap::IdleGapArgs),
+    /// Compare the planner's objectives on the configurations of the E2LLM paper.
+    Planner(planner::PlannerArgs),
 }
 
 /// Runs a command.
@@ -22,5 +28,7 @@ pub(crate) fn run(command: BenchCommand, globals: &Globals) -> Result<()> {
     match command {
         BenchCommand::ProfileAccuracy(args) => profile_accuracy::run(&args, globals),
         BenchCommand::Slices(args) => slices::run(&args, globals),
+        BenchCommand::IdleGap(args) => idle_gap::run(&args, globals),
+        BenchCommand::Planner(args) => planner::run(&args),
     }
 }

@@ -10,14 +10,14 @@ use clap::Args;
 use cluster::{Bytes, ModelHash};
 use node::agent::WorkerCommand;
 use node::{DEFAULT_CONTEXT, Folders, ModelFile, default_threads, model_hash};
-use profiler::{
-    DeviceFacts, Files, Host, Key, ProfileError, ProfileStore, Reduction, Request, Settings, Step,
-};
+use profiler::{Files, Host, Key, ProfileError, ProfileStore, Reduction, Request, Settings, Step};
+use protocol::node::DeviceFacts;
 use protocol::plan_files::ProfilesFile;
 use serde::Serialize;
 
 use crate::cli::Globals;
 use crate::commands::model::{self, BorrowedSlices};
+use crate::commands::node::ask_for_devices;
 use crate::interrupt::Interrupt;
 use crate::logging;
 use crate::output;
@@ -77,7 +77,7 @@ pub(crate) fn run(args: &ProfileArgs, globals: &Globals) -> Result<()> {
     let file = args.model.open(&folders)?;
     let interrupt = Interrupt::listen()?;
     let command = worker_command(globals)?;
-    let host = profiler::look_at_host(&command)?;
+    let host = Host::here(ask_for_devices()?);
     let processors = profiler::choose_processors(&host, &args.device)?;
     let mut view = View::new(args.progress_json);
     let hash = model_hash(file.parts(), &folders.model_hashes(), &mut |progress| {

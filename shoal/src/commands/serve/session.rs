@@ -18,8 +18,9 @@ use super::ServeArgs;
 use super::report::{Audience, Facts, Reporter};
 use crate::cli::Globals;
 use crate::commands::model;
+use crate::interrupt::{exit_at_second_request, stop_asked};
+use crate::logging;
 use crate::progress::ProgressView;
-use crate::{interrupt, logging};
 
 /// After a stop was asked for, HTTP has its own deadline for answers under way; this is for the unforeseen.
 const HTTP_DEADLINE: Duration = Duration::from_secs(6);
@@ -181,30 +182,4 @@ async fn bind(address: &str) -> Result<TcpListener> {
         }
         _ => anyhow!("listening on {address}: {e}"),
     })
-}
-
-/// Waits for Ctrl-C or a polite kill.
-#[cfg(unix)]
-async fn stop_asked() {
-    use tokio::signal::unix::{SignalKind, signal};
-    // Without a handler, the signal ends the process at once; workers end with it.
-    let Ok(mut terminate) = signal(SignalKind::terminate()) else { return std::future::pending().await };
-    tokio::select! {
-        _ = terminate.recv() => {}
-        pressed = tokio::signal::ctrl_c() => if pressed.is_err() { std::future::pending().await },
-    }
-}
-
-/// Waits for Ctrl-C.
-#[cfg(not(unix))]
-async fn stop_asked() {
-    if tokio::signal::ctrl_c().await.is_err() {
-        std::future::pending().await
-    }
-}
-
-async fn exit_at_second_request() {
-    stop_asked().await;
-    // Workers end by themselves when this process does.
-    std::process::exit(interrupt::EXIT_CODE);
 }
