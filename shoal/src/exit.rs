@@ -9,6 +9,7 @@ use loadgen::{PromptFileError, TargetError, TraceError};
 use node::{PrepareError, SliceError};
 use profiler::idle_gap::IdleGapError;
 
+use crate::commands::profile;
 use crate::interrupt;
 
 /// A wanted outcome that is a failure, such as a comparison that found a difference. It was reported already.
@@ -48,6 +49,7 @@ fn is_usage(cause: &(dyn Error + 'static)) -> bool {
     let bad_range =
         |error: &SliceError| matches!(error, SliceError::Cut(cut) if matches!(**cut, CutError::Range { .. }));
     cause.is::<LayerRangeError>()
+        || cause.downcast_ref().is_some_and(profile::is_usage)
         || cause.is::<Usage>()
         || cause.is::<PromptFileError>()
         || cause.is::<TraceError>()
