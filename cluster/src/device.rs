@@ -133,6 +133,17 @@ impl Surface {
         Millis((a + (b - a) * share).max(floor))
     }
 
+    /// The surface with all times of so many rows multiplied by a factor, which must be finite and above zero.
+    #[must_use]
+    pub(crate) fn scaled_by_rows(&self, factor: impl Fn(u32) -> f64) -> Self {
+        let times = self.rows.iter().zip(self.times.chunks(self.depths.len()));
+        let times = times.flat_map(|(rows, times)| {
+            let factor = factor(*rows);
+            times.iter().map(move |time| Millis(time.0 * factor))
+        });
+        Self { times: times.collect(), ..self.clone() }
+    }
+
     /// The measured numbers of rows.
     pub fn rows(&self) -> &[u32] {
         &self.rows
@@ -189,48 +200,7 @@ pub struct ProcessorProfile {
     pub call: Option<Surface>,
 }
 
-/// Which of the two kinds of work a call is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Phase {
-    /// One row for each sequence.
-    Decode,
-    /// Many rows of one sequence.
-    Prefill,
-}
-
-/// One call of a stage, or of a part of it on one processor.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct StageCall<'a> {
-    /// The kind of work.
-    pub phase: Phase,
-    /// Blocks of each type.
-    pub blocks: &'a [(BlockKind, u32)],
-    /// Rows computed at once.
-    pub rows: f64,
-    /// Tokens that the caches hold before.
-    pub depth: f64,
-    /// Rows of which logits are wanted; 0 on any stage but a master.
-    pub outputs: f64,
-}
-
 impl ProcessorProfile {
-    /// What a call takes: its fixed cost, its blocks, and the head. None if a type of block was not measured.
-    pub fn call_time(&self, call: &StageCall<'_>) -> Option<Millis> {
-        let mut time = self.call.as_ref().map_or(0.0, |fixed| fixed.at(call.rows, call.depth).0);
-        for (kind, count) in call.blocks {
-            let curves = self.block(*kind)?;
-            let surface = match call.phase {
-                Phase::Decode => &curves.decode,
-                Phase::Prefill => &curves.prefill,
-            };
-            time += f64::from(*count) * surface.at(call.rows, call.depth).0;
-        }
-        if call.outputs > 0.0 {
-            time += self.head.at(call.outputs, 0.0).0;
-        }
-        Some(Millis(time))
-    }
-
     /// The curves of a type of block.
     pub fn block(&self, kind: BlockKind) -> Option<&BlockCurves> {
         self.blocks.iter().find(|curves| curves.kind == kind)
@@ -357,21 +327,6 @@ mod tests {
     fn times_stay_positive_below_the_first_point() {
         let surface = Surface::flat(vec![128, 512], millis(&[1.0, 9.0])).unwrap();
         assert!(surface.at(1.0, 0.0).0 > 0.0);
-    }
-
-    #[test]
-    fn a_call_is_its_fixed_cost_its_blocks_and_the_head() {
-        let kind = BlockKind { attention: crate::Attention::Full, feed_forward: crate::FeedForward::Dense };
-        let flat = |time| Surface::flat(vec![1], millis(&[time])).unwrap();
-        let curves = BlockCurves { kind, decode: flat(2.0), prefill: flat(3.0) };
-        let profile = ProcessorProfile { blocks: vec![curves], head: flat(5.0), call: Some(flat(0.5)) };
-        let blocks = [(kind, 4)];
-        let decode = StageCall { phase: Phase::Decode, blocks: &blocks, rows: 1.0, depth: 0.0, outputs: 1.0 };
-        assert_eq!(profile.call_time(&decode), Some(Millis(13.5)));
-        let prefill = StageCall { phase: Phase::Prefill, outputs: 0.0, ..decode };
-        assert_eq!(profile.call_time(&prefill), Some(Millis(12.5)));
-        let other = BlockKind { attention: crate::Attention::Recurrent, ..kind };
-        assert_eq!(profile.call_time(&StageCall { blocks: &[(other, 1)], ..decode }), None);
     }
 
     #[test]

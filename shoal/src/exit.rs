@@ -13,6 +13,11 @@ use profiler::idle_gap::IdleGapError;
 #[error("the comparison failed")]
 pub(crate) struct Unequal;
 
+/// Something on the command line that the files it names do not have.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Usage(pub(crate) String);
+
 /// Prints why a command failed, and gives its exit code: 2, as clap does, if the command line asks for something that the
 /// model does not have, else 1.
 pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
@@ -32,6 +37,7 @@ fn is_usage(cause: &(dyn Error + 'static)) -> bool {
     let bad_range =
         |error: &SliceError| matches!(error, SliceError::Cut(cut) if matches!(**cut, CutError::Range { .. }));
     cause.is::<LayerRangeError>()
+        || cause.is::<Usage>()
         || cause.downcast_ref().is_some_and(bad_range)
         || matches!(cause.downcast_ref(), Some(IdleGapError::Cuts { .. } | IdleGapError::Context { .. }))
         || match cause.downcast_ref() {

@@ -14,7 +14,6 @@ mod progress;
 use std::process::ExitCode;
 
 use clap::Parser;
-use profiler::statistics;
 
 use crate::cli::{Cli, Command};
 

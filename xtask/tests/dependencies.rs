@@ -24,7 +24,7 @@ const MAY_KNOW: [(&str, &[&str]); 13] = [
         &["cluster", "gguf", "llama", "node", "orchestrator", "planner", "profiler", "protocol", "stage"],
     ),
     ("tests", &["cluster", "gguf", "llama", "protocol"]),
-    ("xtask", &["gguf"]),
+    ("xtask", &["gguf", "protocol"]),
 ];
 
 /// Packages that must not be found anywhere below a crate, and why.

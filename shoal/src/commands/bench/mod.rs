@@ -1,6 +1,8 @@
 //! `shoal bench`: measure.
 
+mod emulation;
 mod idle_gap;
+mod planner;
 mod slices;
 
 use anyhow::Result;
@@ -15,6 +17,10 @@ pub(crate) enum BenchCommand {
     Slices(slices::SlicesArgs),
     /// Measure what waiting between two calls of a slice costs the second.
     IdleGap(idle_gap::IdleGapArgs),
+    /// Compare the planner's objectives on the configurations of the E2LLM paper.
+    Planner(planner::PlannerArgs),
+    /// Compare the step times of emulated devices with their profiles.
+    Emulation(emulation::EmulationArgs),
 }
 
 /// Runs a command.
@@ -22,5 +28,7 @@ pub(crate) fn run(command: BenchCommand, globals: &Globals) -> Result<()> {
     match command {
         BenchCommand::Slices(args) => slices::run(&args, globals),
         BenchCommand::IdleGap(args) => idle_gap::run(&args, globals),
+        BenchCommand::Planner(args) => planner::run(&args),
+        BenchCommand::Emulation(args) => emulation::run(&args, globals),
     }
 }

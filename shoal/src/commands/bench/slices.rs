@@ -20,7 +20,7 @@ use crate::cuts::Cuts;
 use crate::interrupt::Interrupt;
 use crate::output;
 use crate::progress::ProgressView;
-use crate::statistics::{median, spread};
+use profiler::statistics::{median, spread};
 
 /// Decode steps of one sample: long enough for a clock, short enough that the host's speed does not change within a pair.
 const STEPS: u32 = 16;
