@@ -46,6 +46,11 @@ missing_debian() {
     has python3 || echo python3
     python3 -m pip --version >/dev/null 2>&1 || echo python3-pip
     python3 -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
+    # For the tests that make hosts of network namespaces; only root can, and without these tools they are skipped.
+    if [ "$(id -u)" = 0 ]; then
+        has ip || echo iproute2
+        has nft || echo nftables
+    fi
 }
 
 missing_macos() {

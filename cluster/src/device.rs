@@ -7,7 +7,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::{BlockKind, Bytes, Millis};
+use crate::{BlockKind, Bytes, MemoryCosts, Millis};
 
 /// A host that runs an agent.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -133,6 +133,17 @@ impl Surface {
         Millis((a + (b - a) * share).max(floor))
     }
 
+    /// The surface with all times of so many rows multiplied by a factor, which must be finite and above zero.
+    #[must_use]
+    pub(crate) fn scaled_by_rows(&self, factor: impl Fn(u32) -> f64) -> Self {
+        let times = self.rows.iter().zip(self.times.chunks(self.depths.len()));
+        let times = times.flat_map(|(rows, times)| {
+            let factor = factor(*rows);
+            times.iter().map(move |time| Millis(time.0 * factor))
+        });
+        Self { times: times.collect(), ..self.clone() }
+    }
+
     /// The measured numbers of rows.
     pub fn rows(&self) -> &[u32] {
         &self.rows
@@ -226,6 +237,8 @@ pub struct DeviceProfile {
     pub embedding: Option<Surface>,
     /// How much longer a call takes after the device has idled.
     pub cold_call: Option<ColdCall>,
+    /// What a stage on the host's CPU takes besides weights and cache; where it was not measured, it is assumed.
+    pub memory: Option<MemoryCosts>,
 }
 
 /// Time that a call takes on top after an idle gap (DySCo, the controlled idle-gap experiment): caches have cooled, clocks

@@ -189,16 +189,22 @@ impl ModelShape {
     pub fn cache_bytes(&self, range: LayerRange, request: CacheRequest) -> Bytes {
         self.blocks_in(range)
             .map(|block| {
-                let tokens = match block.kind.attention {
-                    Attention::SlidingWindow { window } => {
-                        request.n_ctx.min(pad(window.saturating_add(request.n_ubatch), 256))
-                    }
-                    Attention::Full | Attention::Recurrent => request.n_ctx,
-                };
+                let tokens = tokens_kept(block.kind.attention, request);
                 let kv = Bytes(block.kv_elements_per_token) * u64::from(tokens) * request.kv_element_bytes;
                 (kv + block.state_bytes_per_slot) * u64::from(request.slots)
             })
             .sum()
+    }
+
+    /// Cells of one slot that masks span: blocks with full attention have a cache of one length, blocks with a sliding
+    /// window of another, recurrent blocks none.
+    pub fn cells(&self, range: LayerRange, request: CacheRequest) -> u64 {
+        let longest = |is_of_cache: fn(Attention) -> bool| {
+            let blocks = self.blocks_in(range).filter(|block| is_of_cache(block.kind.attention));
+            blocks.map(|block| u64::from(tokens_kept(block.kind.attention, request))).max().unwrap_or(0)
+        };
+        longest(|attention| attention == Attention::Full)
+            + longest(|attention| matches!(attention, Attention::SlidingWindow { .. }))
     }
 
     /// Whether any block keeps a recurrent state, which cannot be rolled back to an earlier position.
@@ -276,6 +282,15 @@ pub struct CacheRequest {
     pub n_ubatch: u32,
     /// Bytes per cached element.
     pub kv_element_bytes: u64,
+}
+
+fn tokens_kept(attention: Attention, request: CacheRequest) -> u32 {
+    match attention {
+        Attention::SlidingWindow { window } => {
+            request.n_ctx.min(pad(window.saturating_add(request.n_ubatch), 256))
+        }
+        Attention::Full | Attention::Recurrent => request.n_ctx,
+    }
 }
 
 /// The next multiple of `to`, or the largest number where there is none.

@@ -17,6 +17,14 @@ pub fn available_memory() -> Bytes {
     limit.map_or(available, |limit| limit.min(available))
 }
 
+/// Memory of the host, or what a control group leaves of it.
+pub(crate) fn total_memory() -> Bytes {
+    let ram = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
+    let system = System::new_with_specifics(ram);
+    let total = Bytes(system.total_memory());
+    system.cgroup_limits().map_or(total, |group| Bytes(group.total_memory).min(total))
+}
+
 /// Threads for each of `stages` stages on this host: the physical cores, shared out.
 ///
 /// llama.cpp's threads spin at a barrier after every operation of the graph. Two stages that each take all cores

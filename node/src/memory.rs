@@ -1,49 +1,13 @@
-//! Whether a replica fits into this host's memory, said with numbers before anything is loaded.
-//!
-//! The estimate follows llama.cpp's own allocations: weights as in the file, the cache as `ModelShape` sizes it,
-//! compute buffers for the largest batch, and what a process costs beside them. Layers on a GPU with memory of
-//! its own are left out; there the driver's own refusal is the check.
+//! Whether a replica fits into this host's memory, said with numbers before anything is loaded. What a stage needs is
+//! estimated by `cluster`; layers on a GPU with memory of its own are left out there, where the driver's own refusal is the check.
 
 use std::fmt;
 
-use cluster::{Bytes, CacheRequest, LayerRange, ModelShape, StageIndex, StageMemory};
+use cluster::{
+    Bytes, CONTEXT_STEP, LayerRange, Load, MemoryCosts, ModelShape, StageIndex, StageLoad, StageMemory,
+    stage_memory,
+};
 use thiserror::Error;
-
-/// Bytes per cached element: f16, llama.cpp's default for keys and values.
-const KV_ELEMENT_BYTES: u64 = 2;
-
-/// What a stage worker costs beside weights, cache and compute buffers: code, TLS, runtime, allocator.
-/// Measured: 14.5 to 15 MiB on Linux, and what the allocator keeps.
-const RUNTIME: Bytes = Bytes::from_mib(16);
-
-/// What the vocabulary costs the master, per token: text, hash tables, merges. Measured: 380 for SmolLM2, 350 for
-/// Qwen2.5, 200 for Gemma 3, which has no merges.
-const VOCABULARY_PER_TOKEN: u64 = 350;
-
-/// A context is sized in steps of this many tokens (`GGML_PAD(n_ctx, 256)` in `src/llama-context.cpp`).
-const CONTEXT_STEP: u32 = 256;
-
-/// What each stage is asked to hold, alike for all.
-#[derive(Debug, Clone, Copy)]
-pub struct Load {
-    /// Sequences.
-    pub slots: u32,
-    /// Tokens per sequence.
-    pub n_ctx: u32,
-    /// Rows computed at once.
-    pub n_ubatch: u32,
-}
-
-/// What one stage holds of the model.
-#[derive(Debug, Clone, Copy)]
-pub struct StageLoad {
-    /// Its blocks.
-    pub layers: LayerRange,
-    /// Bytes of all its tensors.
-    pub weights: Bytes,
-    /// How many of its blocks lie on a GPU.
-    pub gpu_layers: u32,
-}
 
 /// What to do about a replica that does not fit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -112,82 +76,41 @@ impl fmt::Display for Remedy {
     }
 }
 
-/// What each stage will need.
-pub fn estimate(shape: &ModelShape, stages: &[StageLoad], load: Load) -> Vec<StageMemory> {
-    stages.iter().map(|stage| estimate_stage(shape, stage, load)).collect()
+/// A model as far as its memory is concerned.
+#[derive(Clone, Copy)]
+pub(crate) struct Footprint<'a> {
+    pub(crate) shape: &'a ModelShape,
+    pub(crate) costs: &'a MemoryCosts,
 }
 
-/// Refuses a replica whose stages together need more than `available`.
-pub(crate) fn check(
-    shape: &ModelShape,
-    stages: &[StageLoad],
-    load: Load,
-    available: Bytes,
-) -> Result<Vec<StageMemory>, MemoryError> {
-    let needs = estimate(shape, stages, load);
-    let needed: Bytes = needs.iter().map(StageMemory::total).sum();
-    if needed <= available {
-        return Ok(needs);
+impl Footprint<'_> {
+    /// What each stage will need.
+    pub(crate) fn estimate(self, stages: &[StageLoad], load: Load) -> Vec<StageMemory> {
+        stages.iter().map(|stage| stage_memory(self.shape, stage, load, self.costs)).collect()
     }
-    let fits = |load: Load| {
-        let needed: Bytes = estimate(shape, stages, load).iter().map(StageMemory::total).sum();
-        needed <= available
-    };
-    let layers = stages.iter().map(|stage| stage.layers);
-    Err(MemoryError {
-        needed,
-        available,
-        stages: layers.zip(needs).collect(),
-        remedy: remedy(stages, load, &fits),
-    })
-}
 
-fn estimate_stage(shape: &ModelShape, stage: &StageLoad, load: Load) -> StageMemory {
-    let on_host = host_layers(stage);
-    let is_master = stage.layers.end() == shape.n_layer();
-    let cache = on_host.map_or(Bytes::ZERO, |layers| {
-        let n_ctx = load.n_ctx.div_ceil(CONTEXT_STEP).saturating_mul(CONTEXT_STEP);
-        let request = CacheRequest {
-            slots: load.slots,
-            n_ctx,
-            n_ubatch: load.n_ubatch,
-            kv_element_bytes: KV_ELEMENT_BYTES,
-        };
-        shape.cache_bytes(layers, request)
-    });
-    let vocabulary =
-        if is_master { Bytes(u64::from(shape.n_vocab)) * VOCABULARY_PER_TOKEN } else { Bytes::ZERO };
-    StageMemory {
-        weights: share(stage.weights, on_host.map_or(0, LayerRange::len), stage.layers.len()),
-        cache,
-        compute: compute(shape, is_master, load),
-        runtime: RUNTIME + vocabulary,
+    /// Refuses a replica whose stages together need more than `available`.
+    pub(crate) fn check(
+        self,
+        stages: &[StageLoad],
+        load: Load,
+        available: Bytes,
+    ) -> Result<Vec<StageMemory>, MemoryError> {
+        let total = |needs: &[StageMemory]| needs.iter().map(StageMemory::total).sum::<Bytes>();
+        let needs = self.estimate(stages, load);
+        let needed = total(&needs);
+        if needed <= available {
+            return Ok(needs);
+        }
+        let fits = |load: Load| total(&self.estimate(stages, load)) <= available;
+        let layers = stages.iter().map(|stage| stage.layers);
+        Err(MemoryError {
+            needed,
+            available,
+            stages: layers.zip(needs).collect(),
+            remedy: remedy(stages, load, &fits),
+        })
     }
-}
-
-/// The blocks that stay in the host's memory; where GPU and CPU share one memory, all.
-fn host_layers(stage: &StageLoad) -> Option<LayerRange> {
-    let off = if cfg!(target_os = "macos") { 0 } else { stage.gpu_layers };
-    // llama.cpp puts the last blocks on the GPU.
-    LayerRange::new(stage.layers.start(), stage.layers.end().saturating_sub(off)).ok()
-}
-
-fn share(of: Bytes, part: u32, whole: u32) -> Bytes {
-    Bytes((u128::from(of.0) * u128::from(part) / u128::from(whole)) as u64)
-}
-
-/// Compute and output buffers of the largest batch.
-///
-/// The graph allocator keeps a handful of `[n_ubatch, n_embd]` and two or three `[n_ubatch, n_ff]` f32 tensors alive at
-/// once, with n_ff about four times n_embd; the attention mask is `[n_ubatch, n_ctx]` per sequence set, f32 and f16. The
-/// master adds logits, in the graph and copied out, for one row per slot.
-fn compute(shape: &ModelShape, is_master: bool, load: Load) -> Bytes {
-    const ROWS_ALIVE: u64 = 16;
-    let rows = u64::from(load.n_ubatch);
-    let hidden = Bytes(rows) * u64::from(shape.n_embd) * 4 * ROWS_ALIVE;
-    let mask = Bytes(rows) * u64::from(load.n_ctx) * 6;
-    let logits = Bytes(u64::from(load.slots)) * u64::from(shape.n_vocab) * 8;
-    hidden + mask + if is_master { logits } else { Bytes::ZERO }
 }
 
 fn remedy(stages: &[StageLoad], load: Load, fits: &dyn Fn(Load) -> bool) -> Remedy {
@@ -261,6 +184,16 @@ mod tests {
         }
     }
 
+    fn estimate(stages: &[StageLoad], load: Load) -> Vec<StageMemory> {
+        let costs = MemoryCosts::assumed(&shape());
+        Footprint { shape: &shape(), costs: &costs }.estimate(stages, load)
+    }
+
+    fn check(stages: &[StageLoad], load: Load, available: Bytes) -> Result<Vec<StageMemory>, MemoryError> {
+        let costs = MemoryCosts::assumed(&shape());
+        Footprint { shape: &shape(), costs: &costs }.check(stages, load, available)
+    }
+
     fn stages() -> Vec<StageLoad> {
         let ranges = LayerRange::from_cuts(&[5], 10).unwrap();
         let weights = Bytes::from_mib(500);
@@ -269,18 +202,18 @@ mod tests {
 
     #[test]
     fn the_cache_of_a_stage_is_that_of_its_blocks() {
-        let needs = estimate(&shape(), &stages(), LOAD);
+        let needs = estimate(&stages(), LOAD);
         assert_eq!(needs[0].cache, Bytes(5 * 4 * 4096 * 2048 * 2));
         assert_eq!(needs[0].weights, Bytes::from_mib(500));
-        assert!(needs[1].compute > needs[0].compute, "the master has logits");
+        assert!(needs[1].runtime > needs[0].runtime, "the master has the vocabulary");
     }
 
     #[test]
     fn what_does_not_fit_is_refused_with_what_would() {
-        let needs = estimate(&shape(), &stages(), LOAD);
+        let needs = estimate(&stages(), LOAD);
         let needed: Bytes = needs.iter().map(StageMemory::total).sum();
-        assert!(check(&shape(), &stages(), LOAD, needed).is_ok());
-        let error = check(&shape(), &stages(), LOAD, needed.saturating_sub(Bytes(1))).unwrap_err();
+        assert!(check(&stages(), LOAD, needed).is_ok());
+        let error = check(&stages(), LOAD, needed.saturating_sub(Bytes(1))).unwrap_err();
         let Remedy::SmallerCache { n_ctx: Some(n_ctx), slots: Some(slots) } = error.remedy else {
             panic!("{error}");
         };
@@ -293,14 +226,14 @@ mod tests {
 
     #[test]
     fn weights_that_are_too_large_need_a_smaller_model() {
-        let error = check(&shape(), &stages(), LOAD, Bytes::from_mib(900)).unwrap_err();
+        let error = check(&stages(), LOAD, Bytes::from_mib(900)).unwrap_err();
         assert_eq!(error.remedy, Remedy::SmallerModel { weights: Bytes::from_mib(1000) });
     }
 
     #[test]
     fn an_absurd_request_gives_an_absurd_but_ordered_answer() {
         let load = Load { slots: u32::MAX, n_ctx: u32::MAX, n_ubatch: u32::MAX };
-        let error = check(&shape(), &stages(), load, Bytes::from_mib(64_000)).unwrap_err();
+        let error = check(&stages(), load, Bytes::from_mib(64_000)).unwrap_err();
         assert!(error.needed > error.available);
     }
 
@@ -309,7 +242,7 @@ mod tests {
     fn layers_on_a_gpu_take_no_memory_of_the_host() {
         let mut stages = stages();
         stages[0].gpu_layers = 5;
-        let needs = estimate(&shape(), &stages, LOAD);
+        let needs = estimate(&stages, LOAD);
         assert_eq!((needs[0].weights, needs[0].cache), (Bytes::ZERO, Bytes::ZERO));
     }
 }

@@ -4,14 +4,16 @@
 
 use std::path::PathBuf;
 
-use cluster::{Bytes, LayerRange, LayerRangeError, ModelHash, ModelShape, StageMemory};
+use cluster::{
+    Bytes, LayerRange, LayerRangeError, Load, MemoryCosts, ModelHash, ModelShape, StageLoad, StageMemory,
+};
 use gguf::architectures::{self, EmbeddingScale, HiddenInput, Support};
 use gguf::cut::{CutOptions, plan_slice};
 use thiserror::Error;
 
 use crate::folders::Folders;
 use crate::host::available_memory;
-use crate::memory::{self, Load, MemoryCheck, MemoryError, StageLoad};
+use crate::memory::{Footprint, MemoryCheck, MemoryError};
 use crate::model_file::ModelFile;
 use crate::model_hash::{HashError, model_hash};
 use crate::progress::Observer;
@@ -46,6 +48,8 @@ pub struct ReplicaRequest {
     pub options: CutOptions,
     /// What to do if it does not fit.
     pub memory_check: MemoryCheck,
+    /// What a profile of this host and model says that stages take besides weights and cache, if there is one.
+    pub memory_costs: Option<MemoryCosts>,
 }
 
 /// Why a replica cannot be prepared.
@@ -120,11 +124,13 @@ impl ReplicaPlan {
         let ranges = ranges(shape, &request.layout)?;
         let stages = stage_loads(&model, &ranges, request)?;
         let load = load(shape, request);
-        let predicted = match memory::check(shape, &stages, load, available_memory()) {
+        let costs = request.memory_costs.unwrap_or_else(|| MemoryCosts::assumed(shape));
+        let footprint = Footprint { shape, costs: &costs };
+        let predicted = match footprint.check(&stages, load, available_memory()) {
             Ok(predicted) => predicted,
             Err(error) if request.memory_check == MemoryCheck::Warn => {
                 tracing::warn!("{error}");
-                memory::estimate(shape, &stages, load)
+                footprint.estimate(&stages, load)
             }
             Err(error) => return Err(error.into()),
         };
@@ -272,6 +278,7 @@ mod tests {
             prefill_chunk: 16,
             options: CutOptions::default(),
             memory_check: MemoryCheck::Enforce,
+            memory_costs: None,
         }
     }
 

@@ -258,6 +258,7 @@ impl Testbed {
             },
             embedding: None,
             cold_call: None,
+            memory: None,
         };
         Ok((Device { id, node: NodeId(name), memory }, profile))
     }

@@ -2,3 +2,6 @@
 //!
 //! Knows slices and llama.cpp; nothing of plans, replicas or requests.
 #![forbid(unsafe_code)]
+
+pub mod idle_gap;
+pub mod statistics;

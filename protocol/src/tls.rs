@@ -1,5 +1,5 @@
-//! Who may talk to whom: a cluster CA that lives in memory, identities signed by it, and connections that are TLS
-//! with a certificate of that CA on both sides. Knows nothing of the messages.
+//! Who may talk to whom: a cluster CA, identities signed by it, and connections that are TLS with a certificate of that
+//! CA on both sides. Knows nothing of the messages, nor where a CA or an identity is kept.
 //!
 //! Every certificate carries the name [`SERVER_NAME`] alone. Hosts have many addresses, and addresses change; what a
 //! connection proves is membership of the cluster, not an address.
@@ -17,7 +17,9 @@ use thiserror::Error;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tokio_rustls::rustls::sign::CertifiedKey;
 use tokio_rustls::rustls::{RootCertStore, ServerConfig, crypto, version};
+use tonic::Status;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
 /// The name in every certificate of a cluster.
@@ -32,10 +34,22 @@ pub const KEEPALIVE_INTERVAL: Duration = Duration::from_millis(750);
 /// … and given up when none comes for this long, so that a frozen peer is noticed within 3 s.
 pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A certificate authority that exists as long as the process.
+/// The name in the certificate of a cluster's CA.
+const CA_NAME: &str = "shoal cluster CA";
+
+/// A certificate authority.
 pub struct ClusterCa {
     issuer: Issuer<'static, KeyPair>,
     pem: String,
+}
+
+/// A certificate authority as text, to be kept by whoever founded the cluster.
+#[derive(Clone, PartialEq, Eq)]
+pub struct CaPem {
+    /// Its certificate; every member has it.
+    pub cert: String,
+    /// Its private key. Who has it can make members.
+    pub key: String,
 }
 
 /// A member's certificate and key, with the CA's certificate to check others by.
@@ -121,16 +135,27 @@ pub enum ConnectError {
 impl ClusterCa {
     /// A new CA with a key of its own.
     pub fn new() -> Result<Self, TlsError> {
-        let name = "shoal cluster CA";
-        let issue = |source| TlsError::Issue { name: name.to_owned(), source };
-        let mut params = CertificateParams::new(Vec::new()).map_err(issue)?;
-        params.distinguished_name.push(DnType::CommonName, name);
-        // It signs members, never another CA.
-        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-        let key = KeyPair::generate().map_err(issue)?;
-        let pem = params.self_signed(&key).map_err(issue)?.pem();
+        let (params, key) = (ca_params()?, KeyPair::generate().map_err(ca_failed)?);
+        let pem = params.self_signed(&key).map_err(ca_failed)?.pem();
         Ok(Self { issuer: Issuer::new(params, key), pem })
+    }
+
+    /// A CA as it was kept.
+    pub fn from_pem(pem: &CaPem) -> Result<Self, TlsError> {
+        let provider = crypto::ring::default_provider();
+        let key = PrivateKeyDer::from_pem_slice(pem.key.as_bytes())
+            .map_err(|source| TlsError::Pem { what: "private key", source })?;
+        // Does the key belong to the certificate? Members of another CA could not be told from impostors later.
+        CertifiedKey::from_der(certificates("certificate", &pem.cert)?, key, &provider)
+            .map_err(|error| TlsError::Identity { reason: error.to_string() })?;
+        let key = KeyPair::from_pem(&pem.key).map_err(ca_failed)?;
+        // All CAs have the same parameters, so those of the certificate need not be parsed.
+        Ok(Self { issuer: Issuer::new(ca_params()?, key), pem: pem.cert.clone() })
+    }
+
+    /// The CA as text.
+    pub fn to_pem(&self) -> CaPem {
+        CaPem { cert: self.pem.clone(), key: self.issuer.key().serialize_pem() }
     }
 
     /// An identity with a new key, good for both ends of a connection.
@@ -148,9 +173,28 @@ impl ClusterCa {
     }
 }
 
+fn ca_failed(source: rcgen::Error) -> TlsError {
+    TlsError::Issue { name: CA_NAME.to_owned(), source }
+}
+
+fn ca_params() -> Result<CertificateParams, TlsError> {
+    let mut params = CertificateParams::new(Vec::new()).map_err(ca_failed)?;
+    params.distinguished_name.push(DnType::CommonName, CA_NAME);
+    // It signs members, never another CA.
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+    Ok(params)
+}
+
 impl fmt::Debug for ClusterCa {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ClusterCa").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for CaPem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CaPem").finish_non_exhaustive()
     }
 }
 
@@ -236,9 +280,29 @@ pub fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
     cause.to_string()
 }
 
+/// A refused or broken call in words: what the peer said, or what became of the connection.
+pub fn describe_status(status: &Status) -> String {
+    match std::error::Error::source(status) {
+        Some(source) => format!("{}: {}", status.message(), root_cause(source)),
+        None => status.message().to_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_ca_that_was_kept_issues_members_of_the_same_cluster() {
+        let founded = ClusterCa::new().unwrap();
+        let kept = ClusterCa::from_pem(&founded.to_pem()).unwrap();
+        assert_eq!(kept.issue("b").unwrap().ca_pem, founded.issue("a").unwrap().ca_pem);
+        let mut mixed = founded.to_pem();
+        mixed.key = ClusterCa::new().unwrap().to_pem().key;
+        assert!(ClusterCa::from_pem(&mixed).is_err(), "a key of another CA was accepted");
+        mixed.key.clear();
+        assert!(ClusterCa::from_pem(&mixed).unwrap_err().to_string().contains("private key"));
+    }
 
     #[test]
     fn an_identity_never_prints_its_key() {

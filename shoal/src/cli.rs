@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::commands::{bench, plan, serve, simulate, slice};
+use crate::commands::{bench, identity, links, node, plan, serve, simulate, slice};
 
 /// Serves one large language model from the machines you own.
 #[derive(Debug, Parser)]
@@ -46,9 +46,19 @@ pub(crate) enum Command {
     /// Measure.
     #[command(subcommand)]
     Bench(bench::BenchCommand),
+    /// Make this host a part of a cluster.
+    Node(Box<node::NodeArgs>),
+    /// Measure the links between nodes.
+    Links(links::LinksArgs),
+    /// Found a cluster and issue its members' identities.
+    #[command(subcommand)]
+    Identity(identity::IdentityCommand),
     /// Run one stage; started by `shoal serve`, configured on stdin.
     #[command(hide = true)]
     StageWorker,
+    /// List what llama.cpp can compute on; started by `shoal node`.
+    #[command(hide = true)]
+    DeviceList,
 }
 
 /// Options of every command.

@@ -1,5 +1,5 @@
-//! Ctrl-C for commands that work without an async runtime: the first asks the work to stop and to leave nothing half
-//! done, the second ends the process.
+//! Ctrl-C: the first asks the work to stop and to leave nothing half done, the second ends the process. [`Interrupt`] is
+//! for commands that work without an async runtime, [`stop_asked`] for those within one.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -39,4 +39,31 @@ impl Interrupt {
     pub(crate) fn check(&self) -> ControlFlow<()> {
         if self.0.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
+}
+
+/// Waits for Ctrl-C or a polite kill.
+#[cfg(unix)]
+pub(crate) async fn stop_asked() {
+    use tokio::signal::unix::{SignalKind, signal};
+    // Without a handler, the signal ends the process at once; workers end with it.
+    let Ok(mut terminate) = signal(SignalKind::terminate()) else { return std::future::pending().await };
+    tokio::select! {
+        _ = terminate.recv() => {}
+        pressed = tokio::signal::ctrl_c() => if pressed.is_err() { std::future::pending().await },
+    }
+}
+
+/// Waits for Ctrl-C.
+#[cfg(not(unix))]
+pub(crate) async fn stop_asked() {
+    if tokio::signal::ctrl_c().await.is_err() {
+        std::future::pending().await
+    }
+}
+
+/// Ends the process at the next request to stop.
+pub(crate) async fn exit_at_second_request() {
+    stop_asked().await;
+    // Workers end by themselves when this process does.
+    std::process::exit(EXIT_CODE);
 }

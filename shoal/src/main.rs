@@ -10,7 +10,6 @@ mod interrupt;
 mod logging;
 mod output;
 mod progress;
-mod statistics;
 
 use std::process::ExitCode;
 

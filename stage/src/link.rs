@@ -5,14 +5,14 @@ use std::cmp::Ordering;
 use std::time::Duration;
 
 use cluster::Epoch;
-use protocol::tls::{TlsIdentity, connect, root_cause};
+use protocol::tls::{TlsIdentity, connect, describe_status};
 use protocol::v1;
 use protocol::v1::stage_client::StageClient;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::Request;
 use tonic::transport::Channel;
-use tonic::{Request, Status};
 
 /// Metadata key under which a Forward call names its epoch.
 pub(crate) const EPOCH_KEY: &str = "shoal-epoch";
@@ -55,7 +55,7 @@ pub(crate) async fn run(
     request.metadata_mut().insert(EPOCH_KEY, target.epoch.0.into());
     let mut replies = match client.forward(request).await {
         Ok(response) => response.into_inner(),
-        Err(status) => return describe(&status),
+        Err(status) => return describe_status(&status),
     };
     // Whoever waited for it may have given up; the link serves all the same.
     let _ = up.send(());
@@ -63,7 +63,7 @@ pub(crate) async fn run(
         match replies.message().await {
             Ok(Some(v1::ForwardReply {})) => {}
             Ok(None) => return "the next stage ended it".to_owned(),
-            Err(status) => return describe(&status),
+            Err(status) => return describe_status(&status),
         }
     }
 }
@@ -88,7 +88,8 @@ async fn attempt(target: &Target) -> Result<StageClient<Channel>, Failed> {
     let retry = |error: &dyn std::fmt::Display| Failed::Retry(error.to_string());
     let channel = connect(&target.next, &target.identity).await.map_err(|error| retry(&error))?;
     let mut client = StageClient::new(channel);
-    let status = client.status(v1::StatusRequest {}).await.map_err(|status| retry(&describe(&status)))?;
+    let status =
+        client.status(v1::StatusRequest {}).await.map_err(|status| retry(&describe_status(&status)))?;
     let v1::StatusReply { epoch, failure, .. } = status.into_inner();
     if !failure.is_empty() {
         return Err(Failed::Final(format!("the next stage failed to load: {failure}")));
@@ -99,13 +100,5 @@ async fn attempt(target: &Target) -> Result<StageClient<Channel>, Failed> {
             Err(retry(&format_args!("the next stage is in epoch {epoch}, not yet in {}", target.epoch)))
         }
         Ordering::Greater => Err(Failed::Final(format!("the next stage has moved on to epoch {epoch}"))),
-    }
-}
-
-/// A status in words: what the peer said, or what became of the connection.
-pub(crate) fn describe(status: &Status) -> String {
-    match std::error::Error::source(status) {
-        Some(source) => format!("{}: {}", status.message(), root_cause(source)),
-        None => status.message().to_owned(),
     }
 }

@@ -4,7 +4,10 @@
 #![forbid(unsafe_code)]
 
 pub mod chat;
+#[cfg(target_os = "linux")]
+pub mod lan;
 pub mod models;
+pub mod node;
 pub mod process;
 pub mod reference;
 pub mod server;

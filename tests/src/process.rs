@@ -34,11 +34,14 @@ pub fn signal(pid: u32, name: &str) -> Result<()> {
 
 /// Whether a process exists and is not a zombie.
 pub fn is_alive(pid: u32) -> bool {
-    let output = Command::new("ps").args(["-o", "stat=", "-p", &pid.to_string()]).output();
-    output.is_ok_and(|o| {
-        let state = String::from_utf8_lossy(&o.stdout);
-        !state.trim().is_empty() && !state.trim().starts_with('Z')
-    })
+    state_of(pid).is_some_and(|state| state != 'Z')
+}
+
+/// The letter that ps(1) shows for a process's state, such as `T` for one that is stopped; none if there is no such
+/// process.
+pub fn state_of(pid: u32) -> Option<char> {
+    let output = Command::new("ps").args(["-o", "stat=", "-p", &pid.to_string()]).output().ok()?;
+    String::from_utf8_lossy(&output.stdout).trim().chars().next()
 }
 
 /// Polls `condition` until it gives something, or fails after `deadline`, naming `what` was waited for.

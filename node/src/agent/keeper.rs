@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cluster::{Bytes, Epoch, StageMemory, StageReport};
+use cluster::{Bytes, Epoch, StageMemory, StageObservation, StageReport};
 use protocol::tls::{self, TlsIdentity};
 use protocol::v1::stage_client::StageClient;
 use protocol::v1::{LoadState, StatusReply, StatusRequest};
@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
 use super::board::{LoadedStage, StagePhase};
+use super::observer::Observer;
 use super::process::{Ended, WorkerCommand, WorkerProcess};
 use super::restarts::{Failure, Restarts, Verdict};
 use crate::host::available_memory;
@@ -47,6 +48,8 @@ pub(super) struct Keeper {
     /// Whose certificate asks.
     pub(super) identity: TlsIdentity,
     pub(super) board: watch::Sender<Vec<StagePhase>>,
+    /// Where it is told what the stage is seen to do.
+    pub(super) observations: watch::Sender<Vec<StageObservation>>,
     /// Told when the stage answers but cannot be linked.
     pub(super) restart: Arc<Notify>,
     pub(super) shutdown: CancellationToken,
@@ -65,17 +68,18 @@ impl Lost {
 }
 
 /// A worker's time as a loaded stage.
-#[derive(Default)]
-struct Service {
+struct Service<'a> {
     since: Option<Instant>,
+    observer: &'a mut Observer,
 }
 
 impl Keeper {
     /// Runs until shut down or given up. The worker is gone when it returns.
-    pub(super) async fn run(self) {
+    pub(super) async fn run(self, mut observer: Observer) {
         let mut restarts = Restarts::default();
         for incarnation in 1.. {
-            let mut service = Service::default();
+            observer.restart();
+            let mut service = Service { since: None, observer: &mut observer };
             let Some(lost) = self.run_worker(incarnation, &mut service).await else { return };
             let served = service.since.map_or(Duration::ZERO, |since| since.elapsed());
             let pause = match restarts.lost(lost.failure, served) {
@@ -101,7 +105,7 @@ impl Keeper {
     }
 
     /// Runs one worker to its end; `None` when it was shut down.
-    async fn run_worker(&self, incarnation: u64, service: &mut Service) -> Option<Lost> {
+    async fn run_worker(&self, incarnation: u64, service: &mut Service<'_>) -> Option<Lost> {
         let started = tokio::select! {
             () = self.shutdown.cancelled() => return None,
             started = WorkerProcess::start(&self.command, &self.config, &self.shutdown) => started,
@@ -152,7 +156,7 @@ impl Keeper {
     }
 
     /// Asks the worker for signs of life until there is none.
-    async fn watch(&self, mut stage: LoadedStage, service: &mut Service) -> Lost {
+    async fn watch(&self, mut stage: LoadedStage, service: &mut Service<'_>) -> Lost {
         let mut client = match tls::connect(stage.address, &self.identity).await {
             Ok(channel) => StageClient::new(channel),
             Err(e) => return Lost::crash(e.to_string()),
@@ -168,6 +172,7 @@ impl Keeper {
                     service.since.get_or_insert_with(Instant::now);
                     take_over(&mut stage, &status);
                     self.show(StagePhase::Loaded(stage.clone()));
+                    self.tell(service.observer.take(&status));
                 }
                 LoadState::Failed => return self.failed_to_load(status.failure),
                 LoadState::Loading | LoadState::Unspecified => self.show_progress(status.progress),
@@ -180,6 +185,16 @@ impl Keeper {
         self.board.send_if_modified(|phases| match phases.get_mut(self.index) {
             Some(StagePhase::Starting { progress, .. }) if *progress != share => {
                 *progress = share;
+                true
+            }
+            _ => false,
+        });
+    }
+
+    fn tell(&self, observation: StageObservation) {
+        self.observations.send_if_modified(|told| match told.get_mut(self.index) {
+            Some(told) if *told != observation => {
+                *told = observation;
                 true
             }
             _ => false,

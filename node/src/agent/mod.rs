@@ -6,6 +6,7 @@
 mod board;
 mod keeper;
 mod logs;
+mod observer;
 mod process;
 mod restarts;
 mod supervisor;
@@ -15,7 +16,8 @@ mod tests;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
-use cluster::{Bytes, Epoch, ReplicaState, StageIndex, StageReport};
+use cluster::{Bytes, DeviceProfile, Epoch, ReplicaState, StageIndex, StageObservation, StageReport};
+use protocol::emulation::Emulation;
 use protocol::rows::RowEncoding;
 use protocol::tls::{ClusterCa, TlsError};
 use protocol::worker::{self, SliceConfig, WorkerConfig};
@@ -27,6 +29,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::prepare::{PreparedReplica, PreparedStage};
 use board::StagePhase;
 use keeper::Keeper;
+use observer::Observer;
 pub use process::WorkerCommand;
 use supervisor::Supervisor;
 
@@ -55,6 +58,19 @@ pub struct ReplicaConfig {
     pub replica: PreparedReplica,
     /// How they run.
     pub settings: WorkerSettings,
+    /// The device that each stage stands for instead of computing; empty where they compute.
+    pub emulations: Vec<Emulation>,
+    /// Profiles of this host's devices for the model, against which steps are compared; each stage takes the first that was
+    /// measured with all that it uses.
+    pub profiles: Vec<DeviceProfile>,
+}
+
+/// Where an agent tells of its replica. The other ends may exist already.
+pub struct Outlook {
+    /// Whether the replica can answer.
+    pub state: watch::Sender<ReplicaState>,
+    /// What its stages are seen to do, a few times a second.
+    pub observations: watch::Sender<Vec<StageObservation>>,
 }
 
 /// A stage was given up before the replica served for the first time.
@@ -77,18 +93,16 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Starts a worker for each stage. The replica's state is told through `state`, whose other ends may exist
-    /// already.
-    pub fn start(
-        config: ReplicaConfig,
-        ca: &ClusterCa,
-        state: watch::Sender<ReplicaState>,
-    ) -> Result<Self, TlsError> {
+    /// Starts a worker for each stage.
+    pub fn start(config: ReplicaConfig, ca: &ClusterCa, outlook: Outlook) -> Result<Self, TlsError> {
+        let Outlook { state, observations } = outlook;
         let shutdown = CancellationToken::new();
         let identity = ca.issue("agent")?;
         let starting = StagePhase::Starting { progress: 0.0, lost: None };
         let (board, board_seen) = watch::channel(vec![starting; config.replica.stages.len()]);
         let (reports, reports_seen) = watch::channel(Vec::new());
+        let stages = 0..config.replica.stages.len() as u32;
+        observations.send_replace(stages.map(|stage| StageObservation::none(StageIndex(stage))).collect());
         let mut tasks = JoinSet::new();
         let mut restarts = Vec::new();
         for (index, stage) in config.replica.stages.iter().enumerate() {
@@ -101,10 +115,11 @@ impl Agent {
                 report: expected_report(index, stage),
                 identity: identity.clone(),
                 board: board.clone(),
+                observations: observations.clone(),
                 restart,
                 shutdown: shutdown.clone(),
             };
-            tasks.spawn(keeper.run());
+            tasks.spawn(keeper.run(Observer::new(&config, index)));
         }
         let state_seen = state.subscribe();
         let supervisor = Supervisor {
@@ -214,5 +229,6 @@ fn worker_config(config: &ReplicaConfig, index: usize, ca: &ClusterCa) -> Result
         step_deadline_secs: STEP_DEADLINE_SECS,
         listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
         tls: ca.issue(&format!("stage {index}"))?,
+        emulation: config.emulations.get(index).cloned().map(Box::new),
     })
 }

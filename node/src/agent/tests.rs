@@ -17,9 +17,9 @@ use tokio_util::task::AbortOnDropHandle;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::*;
-use crate::memory::Load;
 use crate::model_file::ModelFile;
 use crate::test_model;
+use cluster::Load;
 
 /// Generous: test machines are busy. Nothing is asserted about how long things took.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -152,8 +152,11 @@ impl Fixture {
         let settings =
             WorkerSettings { threads: 1, micro_batches: 1, queue_limit: 1, encoding: RowEncoding::F32 };
         let loading = ReplicaState::Loading { progress: 0.0, waiting_for: String::new() };
-        let (state, _) = watch::channel(loading);
-        Agent::start(ReplicaConfig { command, replica, settings }, &self.ca, state).unwrap()
+        let outlook =
+            Outlook { state: watch::Sender::new(loading), observations: watch::Sender::new(Vec::new()) };
+        let config =
+            ReplicaConfig { command, replica, settings, emulations: Vec::new(), profiles: Vec::new() };
+        Agent::start(config, &self.ca, outlook).unwrap()
     }
 }
 

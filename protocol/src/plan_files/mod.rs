@@ -5,6 +5,7 @@
 //! Whether the numbers make sense is the planner's business, which reports all faults of a problem at once.
 
 mod hosts;
+mod measured;
 mod model;
 mod plan;
 mod profile;
@@ -12,6 +13,10 @@ mod trace;
 mod workload;
 
 pub use hosts::{ClusterFile, DeviceEntry, LinkEntry, LinkQualityEntry, LinksEntry, MemoryEntry, NodeEntry};
+pub use measured::{
+    FailureEntry, HostEntry, KvEntry, LayersEntry, MeasuredEntry, MeasuredPartEntry, MeasurementEntry,
+    MemoryCostsEntry, ProcessorFactsEntry, ProcessorKindEntry,
+};
 pub use model::{BlockKindEntry, ExpertsEntry, ModelBlockEntry, ModelShapeFile, RangeRuleEntry};
 pub use plan::{EncodingEntry, LimitEntry, PlanFile, PredictionEntry, ReplicaEntry, RoleEntry, StageEntry};
 pub use profile::{
@@ -23,8 +28,8 @@ pub use workload::{ArrivalsEntry, LengthsEntry, RequestEntry, SpreadEntry, Workl
 
 use cluster::{ColdCallError, LayerRangeError, SurfaceError};
 use schemars::{JsonSchema, Schema, schema_for};
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 /// Version of all of the files. Raise it with every change that an older reader would misunderstand.
@@ -40,6 +45,13 @@ pub enum PlanFileError {
         #[source]
         source: serde_json::Error,
     },
+    #[error("{what} is not valid at {field}: {source}")]
+    JsonField {
+        what: &'static str,
+        field: String,
+        #[source]
+        source: serde_json::Error,
+    },
     #[error("{what} is not valid: {source}")]
     Toml {
         what: &'static str,
@@ -48,9 +60,10 @@ pub enum PlanFileError {
     },
     #[error("{what} has version {got}, but this shoal reads version {VERSION}: make the file anew")]
     Version { what: &'static str, got: u32 },
-    #[error("a curve of device {device} cannot be used")]
+    #[error("the profile of device {device} cannot be used: {field}: {source}")]
     Curve {
         device: String,
+        field: String,
         #[source]
         source: CurveError,
     },
@@ -76,6 +89,8 @@ pub enum CurveError {
     Surface(#[from] SurfaceError),
     #[error(transparent)]
     ColdCall(#[from] ColdCallError),
+    #[error("{value} must be finite and at least 0")]
+    Number { value: f64 },
 }
 
 /// A file of one of the kinds.
@@ -88,9 +103,20 @@ pub trait PlannerFile: Serialize + DeserializeOwned + JsonSchema {
 
     /// Reads JSON.
     fn from_json(text: &str) -> Result<Self, PlanFileError> {
-        let file: Self =
-            serde_json::from_str(text).map_err(|source| PlanFileError::Json { what: Self::WHAT, source })?;
-        checked(file)
+        let what = Self::WHAT;
+        // First of all, since what another version holds cannot be judged.
+        if let Ok(Versioned { version: Some(got) }) = serde_json::from_str(text)
+            && got != VERSION
+        {
+            return Err(PlanFileError::Version { what, got });
+        }
+        let mut reader = serde_json::Deserializer::from_str(text);
+        let file = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
+            let field = error.path().to_string();
+            PlanFileError::JsonField { what, field, source: error.into_inner() }
+        })?;
+        reader.end().map_err(|source| PlanFileError::Json { what, source })?;
+        Ok(file)
     }
 
     /// Reads TOML.
@@ -104,6 +130,12 @@ pub trait PlannerFile: Serialize + DeserializeOwned + JsonSchema {
     fn schema() -> Schema {
         schema_for!(Self)
     }
+}
+
+/// What every version of a file has.
+#[derive(Deserialize)]
+struct Versioned {
+    version: Option<u32>,
 }
 
 fn checked<F: PlannerFile>(file: F) -> Result<F, PlanFileError> {

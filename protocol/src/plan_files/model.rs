@@ -1,6 +1,6 @@
 //! `model.json`: what a model is made of, to plan for one that is not at hand. `shoal slice info --json` prints it.
 
-use cluster::{BlockKind, BlockShape, Bytes, Experts, FeedForward, ModelShape, RangeRule};
+use cluster::{BlockKind, BlockShape, Bytes, Experts, ModelShape, RangeRule};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -228,24 +228,6 @@ impl ModelBlockEntry {
             weight_bytes: block.weight_bytes.0,
             kv_elements_per_token: block.kv_elements_per_token,
             state_bytes_per_slot: block.state_bytes_per_slot.0,
-        }
-    }
-}
-
-impl From<FeedForwardEntry> for FeedForward {
-    fn from(entry: FeedForwardEntry) -> Self {
-        match entry {
-            FeedForwardEntry::Dense => Self::Dense,
-            FeedForwardEntry::MixtureOfExperts => Self::MixtureOfExperts,
-        }
-    }
-}
-
-impl From<FeedForward> for FeedForwardEntry {
-    fn from(feed_forward: FeedForward) -> Self {
-        match feed_forward {
-            FeedForward::Dense => Self::Dense,
-            FeedForward::MixtureOfExperts => Self::MixtureOfExperts,
         }
     }
 }

@@ -2,12 +2,12 @@
 
 use cluster::{
     Attention, BlockCurves, BlockKind, Bytes, ColdCall, ComputeBuffers, DeviceId, DeviceProfile, FeedForward,
-    Millis, ProcessorProfile, Surface,
+    MemoryCosts, Millis, ProcessorProfile, Surface,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{CurveError, PlanFileError, PlannerFile, current};
+use super::{CurveError, MeasuredEntry, MemoryCostsEntry, PlanFileError, PlannerFile, current};
 
 /// The whole file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -46,6 +46,12 @@ pub struct ProfileEntry {
     /// How much longer a call takes after an idle gap.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cold_call: Option<ColdCallEntry>,
+    /// What a stage on the CPU takes besides weights and cache.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryCostsEntry>,
+    /// How all of this was measured; left out of a profile made by hand.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<Box<MeasuredEntry>>,
 }
 
 /// What a call takes on top after an idle gap: `extra_ms[i]` after `gaps_ms[i]`.
@@ -152,38 +158,66 @@ impl PlannerFile for ProfilesFile {
 impl ProfilesFile {
     /// The profiles in the cluster's nouns.
     pub fn profiles(&self) -> Result<Vec<DeviceProfile>, PlanFileError> {
-        let read = |entry: &ProfileEntry| {
-            entry.profile().map_err(|source| PlanFileError::Curve { device: entry.device.clone(), source })
-        };
-        self.profiles.iter().map(read).collect()
+        self.profiles.iter().map(ProfileEntry::profile).collect()
     }
 
-    /// The file of some profiles.
+    /// The file of some profiles, without how they were measured.
     pub fn new(profiles: &[DeviceProfile]) -> Self {
         Self { version: current(), profiles: profiles.iter().map(ProfileEntry::new).collect() }
     }
 }
 
+/// A number or curve that cannot be used, and where it is in the entry.
+struct Fault(String, CurveError);
+
+impl Fault {
+    /// Puts the name of what holds the field before it.
+    fn inside(self, holder: &str) -> Self {
+        Self(format!("{holder}.{}", self.0), self.1)
+    }
+}
+
+fn inside<T>(holder: &str, read: Result<T, Fault>) -> Result<T, Fault> {
+    read.map_err(|fault| fault.inside(holder))
+}
+
 impl ProfileEntry {
-    fn profile(&self) -> Result<DeviceProfile, CurveError> {
-        let processor = |of: &Option<ProcessorEntry>| of.as_ref().map(ProcessorEntry::profile).transpose();
+    /// The profile in the cluster's nouns. An error names the device and the field.
+    pub fn profile(&self) -> Result<DeviceProfile, PlanFileError> {
+        self.read().map_err(|Fault(field, source)| PlanFileError::Curve {
+            device: self.device.clone(),
+            field,
+            source,
+        })
+    }
+
+    fn read(&self) -> Result<DeviceProfile, Fault> {
+        let processor = |name: &str, of: &Option<ProcessorEntry>| {
+            of.as_ref().map(|entry| inside(name, entry.profile())).transpose()
+        };
+        if !(self.hop_overhead_ms.is_finite() && self.hop_overhead_ms >= 0.0) {
+            let source = CurveError::Number { value: self.hop_overhead_ms };
+            return Err(Fault("hop_overhead_ms".to_owned(), source));
+        }
         Ok(DeviceProfile {
             device: DeviceId(self.device.clone()),
             model: self.model.clone(),
             runtime: self.runtime.clone(),
-            gpu: processor(&self.gpu)?,
-            cpu: processor(&self.cpu)?,
+            gpu: processor("gpu", &self.gpu)?,
+            cpu: processor("cpu", &self.cpu)?,
             hop_overhead: Millis(self.hop_overhead_ms),
             buffers: ComputeBuffers {
                 prefill: Bytes(self.buffers.prefill_bytes),
                 decode: Bytes(self.buffers.decode_bytes),
             },
-            embedding: self.embedding.as_ref().map(CurveEntry::surface).transpose()?,
+            embedding: self.embedding.as_ref().map(|curve| curve.surface("embedding")).transpose()?,
             cold_call: self.cold_call.as_ref().map(ColdCallEntry::cold_call).transpose()?,
+            memory: self.memory.map(MemoryCosts::from),
         })
     }
 
-    fn new(profile: &DeviceProfile) -> Self {
+    /// The entry of a profile, without how it was measured.
+    pub fn new(profile: &DeviceProfile) -> Self {
         Self {
             device: profile.device.0.clone(),
             model: profile.model.clone(),
@@ -197,37 +231,27 @@ impl ProfileEntry {
             },
             embedding: profile.embedding.as_ref().map(CurveEntry::new),
             cold_call: profile.cold_call.as_ref().map(ColdCallEntry::new),
+            memory: profile.memory.map(MemoryCostsEntry::from),
+            measured: None,
         }
     }
 }
 
 impl ProcessorEntry {
-    fn profile(&self) -> Result<ProcessorProfile, CurveError> {
-        let block = |entry: &BlockEntry| {
-            Ok::<_, CurveError>(BlockCurves {
-                kind: BlockKind {
-                    attention: entry.attention.into(),
-                    feed_forward: match entry.feed_forward {
-                        FeedForwardEntry::Dense => FeedForward::Dense,
-                        FeedForwardEntry::MixtureOfExperts => FeedForward::MixtureOfExperts,
-                    },
-                },
-                decode: entry.decode.surface()?,
-                prefill: entry.prefill.surface()?,
-            })
-        };
-        let blocks = self.blocks.iter().map(block).collect::<Result<_, _>>()?;
-        let call = self.call.as_ref().map(CurveEntry::surface).transpose()?;
-        Ok(ProcessorProfile { blocks, head: self.head.surface()?, call })
+    fn profile(&self) -> Result<ProcessorProfile, Fault> {
+        let blocks = self.blocks.iter().enumerate();
+        let blocks = blocks.map(|(i, entry)| inside(&format!("blocks[{i}]"), entry.curves()));
+        Ok(ProcessorProfile {
+            blocks: blocks.collect::<Result<_, _>>()?,
+            call: self.call.as_ref().map(|curve| curve.surface("call")).transpose()?,
+            head: self.head.surface("head")?,
+        })
     }
 
     fn new(profile: &ProcessorProfile) -> Self {
         let block = |curves: &BlockCurves| BlockEntry {
             attention: curves.kind.attention.into(),
-            feed_forward: match curves.kind.feed_forward {
-                FeedForward::Dense => FeedForwardEntry::Dense,
-                FeedForward::MixtureOfExperts => FeedForwardEntry::MixtureOfExperts,
-            },
+            feed_forward: curves.kind.feed_forward.into(),
             decode: CurveEntry::new(&curves.decode),
             prefill: CurveEntry::new(&curves.prefill),
         };
@@ -239,10 +263,21 @@ impl ProcessorEntry {
     }
 }
 
+impl BlockEntry {
+    fn curves(&self) -> Result<BlockCurves, Fault> {
+        Ok(BlockCurves {
+            kind: BlockKind { attention: self.attention.into(), feed_forward: self.feed_forward.into() },
+            decode: self.decode.surface("decode")?,
+            prefill: self.prefill.surface("prefill")?,
+        })
+    }
+}
+
 impl CurveEntry {
-    fn surface(&self) -> Result<Surface, CurveError> {
+    fn surface(&self, name: &str) -> Result<Surface, Fault> {
         let times = self.ms.iter().copied().map(Millis).collect();
-        Ok(Surface::new(self.rows.clone(), self.depths.clone(), times)?)
+        let surface = Surface::new(self.rows.clone(), self.depths.clone(), times);
+        surface.map_err(|source| Fault(name.to_owned(), source.into()))
     }
 
     fn new(surface: &Surface) -> Self {
@@ -255,9 +290,10 @@ impl CurveEntry {
 }
 
 impl ColdCallEntry {
-    fn cold_call(&self) -> Result<ColdCall, CurveError> {
+    fn cold_call(&self) -> Result<ColdCall, Fault> {
         let times = |of: &[f64]| of.iter().copied().map(Millis).collect();
-        Ok(ColdCall::new(times(&self.gaps_ms), times(&self.extra_ms))?)
+        ColdCall::new(times(&self.gaps_ms), times(&self.extra_ms))
+            .map_err(|source| Fault("cold_call".to_owned(), source.into()))
     }
 
     fn new(cold_call: &ColdCall) -> Self {
@@ -282,6 +318,24 @@ impl From<Attention> for AttentionEntry {
             Attention::Full => Self::Full,
             Attention::SlidingWindow { window } => Self::SlidingWindow { window },
             Attention::Recurrent => Self::Recurrent,
+        }
+    }
+}
+
+impl From<FeedForwardEntry> for FeedForward {
+    fn from(entry: FeedForwardEntry) -> Self {
+        match entry {
+            FeedForwardEntry::Dense => Self::Dense,
+            FeedForwardEntry::MixtureOfExperts => Self::MixtureOfExperts,
+        }
+    }
+}
+
+impl From<FeedForward> for FeedForwardEntry {
+    fn from(feed_forward: FeedForward) -> Self {
+        match feed_forward {
+            FeedForward::Dense => Self::Dense,
+            FeedForward::MixtureOfExperts => Self::MixtureOfExperts,
         }
     }
 }
@@ -312,10 +366,37 @@ mod tests {
         assert_eq!(ProfilesFile::new(&profiles), file);
     }
 
+    fn refusal(from: &str, to: &str) -> String {
+        let text = EXAMPLE.replace(from, to);
+        assert_ne!(text, EXAMPLE, "{from}");
+        match ProfilesFile::from_json(&text) {
+            Err(error) => error.to_string(),
+            Ok(file) => file.profiles().unwrap_err().to_string(),
+        }
+    }
+
     #[test]
-    fn a_curve_that_is_none_is_refused_with_its_device() {
-        let zero = EXAMPLE.replace("[2.0, 5.0]", "[2.0, 0.0]");
-        let error = ProfilesFile::from_json(&zero).unwrap().profiles().unwrap_err();
-        assert!(error.to_string().contains("desk/gpu"), "{error}");
+    fn a_curve_that_is_none_is_refused_with_its_device_and_field() {
+        for (good, bad, field) in [
+            ("[2.0, 5.0]", "[2.0, 0.0]", "gpu.blocks[0].prefill"),
+            ("[2.0, 5.0]", "[2.0, -5.0]", "gpu.blocks[0].prefill"),
+            ("[0.2, 0.3, 0.3, 0.5]", "[0.2, 0.3, 0.3]", "gpu.blocks[0].decode"),
+            ("[1.0, 1.5]", "[]", "gpu.head"),
+            ("[0.1, 0.2]", "[0.1, 1e999]", "call.ms[1]"),
+            ("\"hop_overhead_ms\": 0.4", "\"hop_overhead_ms\": -1", "hop_overhead_ms"),
+            ("\"extra_ms\": [0.5, 1.5]", "\"extra_ms\": [-0.5, 1.5]", "cold_call"),
+            ("[0.01, 0.1]", "[NaN, 0.1]", "embedding.ms[0]"),
+            ("\"ms\": [2.0, 5.0]", "\"seconds\": [2.0, 5.0]", "prefill"),
+        ] {
+            let error = refusal(good, bad);
+            assert!(error.contains(field), "{bad}: {error}");
+        }
+        assert!(refusal("[2.0, 5.0]", "[2.0, 0.0]").contains("desk/gpu"));
+    }
+
+    #[test]
+    fn another_version_is_refused_by_number_whatever_else_it_holds() {
+        let error = refusal("{\"profiles\"", "{\"version\": 7, \"new\": 1, \"profiles\"");
+        assert!(error.contains("version 7"), "{error}");
     }
 }

@@ -1,7 +1,11 @@
 //! The commands, one file each.
 
 pub(crate) mod bench;
+pub(crate) mod identity;
+pub(crate) mod links;
 mod model;
+pub(crate) mod node;
+mod nodes;
 pub(crate) mod plan;
 mod planning;
 pub(crate) mod serve;
@@ -21,6 +25,10 @@ pub(crate) fn run(command: Command, globals: &Globals) -> Result<()> {
         Command::Plan(args) => plan::run(&args, globals),
         Command::Simulate(args) => simulate::run(&args, globals),
         Command::Bench(command) => bench::run(command, globals),
+        Command::Node(args) => node::run(*args),
+        Command::Links(args) => links::run(args),
+        Command::Identity(command) => identity::run(command),
         Command::StageWorker => stage_worker::run(),
+        Command::DeviceList => node::list_devices(),
     }
 }

@@ -18,7 +18,7 @@ use crate::commands::planning::{
 };
 use crate::interrupt::Interrupt;
 use crate::output;
-use crate::statistics::quantile;
+use profiler::statistics::quantile;
 
 /// Points in time at which queues are noted.
 const SAMPLES: usize = 60;

@@ -1,5 +1,6 @@
 //! `shoal serve`: a replica of stage processes on this host, and the API over it.
 
+mod profiles;
 mod report;
 mod session;
 
@@ -72,6 +73,9 @@ pub(crate) struct ServeArgs {
     /// Blocks on a GPU, for each stage.
     #[arg(long, env = "SHOAL_GPU_LAYERS", value_name = "N,N,...", value_delimiter = ',')]
     gpu_layers: Vec<u32>,
+    /// Profiles of this host's devices, as `shoal profile` writes them: /metrics then shows predicted against observed times.
+    #[arg(long, env = "SHOAL_PROFILES", value_name = "FILE")]
+    profiles: Option<PathBuf>,
     /// Cut architectures for which no test shows that slices compute what the whole model does.
     #[arg(long, env = "SHOAL_ALLOW_UNCERTIFIED")]
     allow_uncertified: bool,
@@ -106,6 +110,7 @@ impl ServeArgs {
             prefill_chunk: self.prefill_chunk,
             options: CutOptions { uncertified },
             memory_check: if self.ignore_memory { MemoryCheck::Warn } else { MemoryCheck::Enforce },
+            memory_costs: None,
         }
     }
 

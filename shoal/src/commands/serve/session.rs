@@ -5,8 +5,8 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use cluster::ReplicaState;
-use node::agent::{Agent, ReplicaConfig, WorkerCommand};
+use cluster::{DeviceProfile, ReplicaState, StageObservation};
+use node::agent::{Agent, Outlook, ReplicaConfig};
 use node::{Folders, PreparedReplica, ReplicaPlan};
 use orchestrator::{Limits, OrchestratorConfig};
 use protocol::tls::ClusterCa;
@@ -15,11 +15,12 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::ServeArgs;
+use super::profiles;
 use super::report::{Audience, Facts, Reporter};
 use crate::cli::Globals;
-use crate::commands::model;
+use crate::commands::{model, stage_worker};
+use crate::interrupt::{exit_at_second_request, stop_asked};
 use crate::progress::ProgressView;
-use crate::{interrupt, logging};
 
 /// After a stop was asked for, HTTP has its own deadline for answers under way; this is for the unforeseen.
 const HTTP_DEADLINE: Duration = Duration::from_secs(6);
@@ -31,17 +32,22 @@ pub(super) async fn serve(args: &ServeArgs, globals: &Globals) -> Result<()> {
     let address = listener.local_addr().context("asking for the address of the API")?;
     let folders = model::folders(globals)?;
     let plan = ReplicaPlan::new(model::open(&args.model, &folders)?, &args.request())?;
+    let profiles = args
+        .profiles
+        .as_deref()
+        .map_or(Ok(Vec::new()), |path| profiles::read(path, plan.model(), &folders))?;
     let facts = Facts::new(args.model_name.clone(), address, &plan);
     let ca = ClusterCa::new().context("making the cluster's certificate authority")?;
     let waiting_for = "slices to be cut".to_owned();
     let (state, seen) = watch::channel(ReplicaState::Loading { progress: 0.0, waiting_for });
+    let (observations, observed) = watch::channel(Vec::new());
 
     let stop = CancellationToken::new();
-    let config = orchestrator_config(args, &facts, &plan, &ca, seen)?;
+    let config = orchestrator_config(args, &facts, &plan, &ca, Seen { state: seen, observations: observed })?;
     let mut http = tokio::spawn(orchestrator::serve(listener, config, stop.clone()));
-    let mut replica = Replica { args, globals, folders, ca, stop: stop.clone(), agent: None };
+    let mut replica = Replica { args, globals, folders, ca, profiles, stop: stop.clone(), agent: None };
     let outcome = tokio::select! {
-        outcome = replica.run(plan, state, &facts) => outcome,
+        outcome = replica.run(plan, Outlook { state, observations }, &facts) => outcome,
         ended = &mut http => match ended {
             Ok(Ok(())) => Err(anyhow!("the HTTP server ended by itself")),
             Ok(Err(e)) => Err(e.into()),
@@ -68,6 +74,8 @@ struct Replica<'a> {
     globals: &'a Globals,
     folders: Folders,
     ca: ClusterCa,
+    /// Of this host's devices for the model.
+    profiles: Vec<DeviceProfile>,
     stop: CancellationToken,
     /// Kept here so that it can be shut down whatever ends the run.
     agent: Option<Agent>,
@@ -75,19 +83,20 @@ struct Replica<'a> {
 
 impl Replica<'_> {
     /// Cuts, starts, and reports; ends only with an error.
-    async fn run(
-        &mut self,
-        plan: ReplicaPlan,
-        state: watch::Sender<ReplicaState>,
-        facts: &Facts,
-    ) -> Result<()> {
+    async fn run(&mut self, plan: ReplicaPlan, outlook: Outlook, facts: &Facts) -> Result<()> {
         let settings = self.args.settings(plan.stages().len() as u32);
         let audience = if self.args.json { Audience::Programs } else { Audience::People };
         let mut reporter = Reporter::new(facts, audience, settings.threads);
         reporter.starting()?;
         let prepared = self.prepare(plan).await?;
-        let config = ReplicaConfig { command: self.worker_command()?, replica: prepared, settings };
-        let agent = self.agent.insert(Agent::start(config, &self.ca, state)?);
+        let config = ReplicaConfig {
+            command: stage_worker::command(self.globals)?,
+            replica: prepared,
+            settings,
+            emulations: Vec::new(),
+            profiles: self.profiles.clone(),
+        };
+        let agent = self.agent.insert(Agent::start(config, &self.ca, outlook)?);
         show_loading(agent).await?;
         let (mut state, reports) = (agent.state(), agent.reports());
         loop {
@@ -108,17 +117,6 @@ impl Replica<'_> {
             })
         });
         Ok(prepared.await.context("cutting the model")??)
-    }
-
-    /// This program again, as a worker.
-    fn worker_command(&self) -> Result<WorkerCommand> {
-        let program = std::env::current_exe().context("finding this program, to start workers from it")?;
-        let filter = logging::filter(self.globals.verbose);
-        Ok(WorkerCommand {
-            program,
-            args: vec!["stage-worker".into()],
-            env: vec![(logging::FILTER_VARIABLE.into(), filter.into())],
-        })
     }
 }
 
@@ -142,12 +140,18 @@ async fn show_loading(agent: &Agent) -> Result<()> {
     }
 }
 
+/// What the orchestrator sees of the replica.
+struct Seen {
+    state: watch::Receiver<ReplicaState>,
+    observations: watch::Receiver<Vec<StageObservation>>,
+}
+
 fn orchestrator_config(
     args: &ServeArgs,
     facts: &Facts,
     plan: &ReplicaPlan,
     ca: &ClusterCa,
-    replica: watch::Receiver<ReplicaState>,
+    seen: Seen,
 ) -> Result<OrchestratorConfig> {
     let mut limits = Limits::default();
     // The queue's limit is the user's to set; this one must not be met before it.
@@ -161,7 +165,8 @@ fn orchestrator_config(
         aliases: aliases.into_iter().flatten().filter(|alias| *alias != facts.model).collect(),
         model_path: plan.model().path().to_owned(),
         chat_template: chat_template.transpose()?,
-        replica,
+        replica: seen.state,
+        observations: seen.observations,
         tls: ca.issue("orchestrator").context("issuing the orchestrator's certificate")?,
         n_ctx: plan.load().n_ctx,
         limits,
@@ -181,30 +186,4 @@ async fn bind(address: &str) -> Result<TcpListener> {
         }
         _ => anyhow!("listening on {address}: {e}"),
     })
-}
-
-/// Waits for Ctrl-C or a polite kill.
-#[cfg(unix)]
-async fn stop_asked() {
-    use tokio::signal::unix::{SignalKind, signal};
-    // Without a handler, the signal ends the process at once; workers end with it.
-    let Ok(mut terminate) = signal(SignalKind::terminate()) else { return std::future::pending().await };
-    tokio::select! {
-        _ = terminate.recv() => {}
-        pressed = tokio::signal::ctrl_c() => if pressed.is_err() { std::future::pending().await },
-    }
-}
-
-/// Waits for Ctrl-C.
-#[cfg(not(unix))]
-async fn stop_asked() {
-    if tokio::signal::ctrl_c().await.is_err() {
-        std::future::pending().await
-    }
-}
-
-async fn exit_at_second_request() {
-    stop_asked().await;
-    // Workers end by themselves when this process does.
-    std::process::exit(interrupt::EXIT_CODE);
 }

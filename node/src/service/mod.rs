@@ -1,0 +1,98 @@
+//! What `shoal node` serves: the node itself, and the far end of other nodes' measurements.
+//!
+//! Whoever has a certificate of the cluster may direct a node; nobody else gets past the handshake. What the node runs for
+//! others ends with it.
+
+mod node;
+
+use std::net::SocketAddr;
+
+use protocol::identity::MemberIdentity;
+use protocol::listen::{FrameSizes, ListenError, TlsIncoming, server};
+use protocol::node::{Address, Build, DeviceFacts, NodeFacts, probe_sizes};
+use protocol::v1::link_probe_server::LinkProbeServer;
+use protocol::v1::node_server::NodeServer;
+use thiserror::Error;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::addresses;
+use crate::links::ProbeService;
+use node::NodeService;
+
+/// Largest message to the node itself: a peer with all its addresses is some kilobytes.
+const MAX_REQUEST: usize = 256 << 10;
+
+/// A node to be run.
+pub struct NodeConfig {
+    /// Its name and membership.
+    pub identity: MemberIdentity,
+    /// Where to listen.
+    pub bind: SocketAddr,
+    /// What to tell others of where to reach it; if empty, what the host's interfaces say.
+    pub advertise: Vec<Address>,
+    /// What it runs.
+    pub build: Build,
+    /// What it can compute on.
+    pub devices: Vec<DeviceFacts>,
+}
+
+/// Why a node ended.
+#[derive(Debug, Error)]
+pub enum NodeServeError {
+    /// It cannot listen.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// The server failed.
+    #[error("serving the node")]
+    Serve(#[from] tonic::transport::Error),
+}
+
+/// A node that listens.
+pub struct RunningNode {
+    incoming: TlsIncoming,
+    service: NodeService,
+}
+
+impl RunningNode {
+    /// Begins to listen.
+    pub async fn bind(config: NodeConfig) -> Result<Self, NodeServeError> {
+        let incoming = TlsIncoming::bind(config.bind, &config.identity.tls).await?;
+        let addresses = addresses::offered(incoming.local_addr(), &config.advertise);
+        let facts = NodeFacts {
+            name: config.identity.name,
+            instance: Uuid::new_v4().to_string(),
+            build: config.build,
+            devices: config.devices,
+            memory_total: crate::host::total_memory(),
+            memory_available: crate::host::available_memory(),
+            addresses,
+            emulated: false,
+        };
+        let service = NodeService::new(facts, config.identity.tls);
+        Ok(Self { incoming, service })
+    }
+
+    /// What it says of itself.
+    pub fn facts(&self) -> NodeFacts {
+        self.service.facts()
+    }
+
+    /// The port it listens at.
+    pub fn port(&self) -> u16 {
+        self.incoming.local_addr().port()
+    }
+
+    /// Serves until told to stop.
+    pub async fn serve(self, stop: CancellationToken) -> Result<(), NodeServeError> {
+        let FrameSizes { max_message, .. } = probe_sizes();
+        let router = server(probe_sizes())
+            .add_service(NodeServer::new(self.service).max_decoding_message_size(MAX_REQUEST))
+            .add_service(LinkProbeServer::new(ProbeService::new()).max_decoding_message_size(max_message));
+        tokio::select! {
+            served = router.serve_with_incoming(self.incoming) => Ok(served?),
+            // Calls under way are dropped: whoever made them sees the connection end.
+            () = stop.cancelled() => Ok(()),
+        }
+    }
+}

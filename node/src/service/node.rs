@@ -1,0 +1,111 @@
+//! The Node service.
+
+use std::pin::Pin;
+use std::time::Duration;
+
+use futures::Stream;
+use protocol::node::{BadMessage, LinkMeasurement, LinkRequest, NodeFacts, Peer};
+use protocol::tls::TlsIdentity;
+use protocol::v1;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::host::available_memory;
+use crate::links::measure;
+use crate::reach::reach;
+
+/// A measurement ends within this: the longest stream and the longest frames on a slow link, and the stalls that are
+/// waited for.
+const MEASURE_DEADLINE: Duration = Duration::from_secs(75);
+
+/// One node's side of the Node service.
+pub(crate) struct NodeService {
+    facts: NodeFacts,
+    identity: TlsIdentity,
+    /// Held while this node measures a link: two measurements would share its bandwidth.
+    measuring: tokio::sync::Mutex<()>,
+}
+
+impl NodeService {
+    pub(crate) fn new(facts: NodeFacts, identity: TlsIdentity) -> Self {
+        Self { facts, identity, measuring: tokio::sync::Mutex::new(()) }
+    }
+
+    /// As of now.
+    pub(crate) fn facts(&self) -> NodeFacts {
+        NodeFacts { memory_available: available_memory(), ..self.facts.clone() }
+    }
+
+    fn check_peer(&self, peer: &Peer) -> Result<(), Status> {
+        if peer.instance == self.facts.instance {
+            return Err(Status::invalid_argument(format!("{} is this node itself", peer.name)));
+        }
+        Ok(())
+    }
+}
+
+fn invalid(error: BadMessage) -> Status {
+    Status::invalid_argument(error.to_string())
+}
+
+fn unavailable(error: impl std::fmt::Display) -> Status {
+    Status::unavailable(error.to_string())
+}
+
+type Boxed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl v1::node_server::Node for NodeService {
+    async fn describe(
+        &self,
+        _: Request<v1::DescribeRequest>,
+    ) -> Result<Response<v1::NodeDescription>, Status> {
+        Ok(Response::new(self.facts().into()))
+    }
+
+    async fn reach(&self, request: Request<v1::ReachRequest>) -> Result<Response<v1::ReachReply>, Status> {
+        let peer = Peer::check(request.into_inner().peer).map_err(invalid)?;
+        self.check_peer(&peer)?;
+        let (address, _) = reach(&peer, &self.identity).await.map_err(unavailable)?;
+        Ok(Response::new(v1::ReachReply { address: address.to_string() }))
+    }
+
+    async fn measure_link(
+        &self,
+        request: Request<v1::MeasureLinkRequest>,
+    ) -> Result<Response<v1::LinkMeasurement>, Status> {
+        let LinkRequest { peer, n_embd } = LinkRequest::check(request.into_inner()).map_err(invalid)?;
+        self.check_peer(&peer)?;
+        let busy = |_| Status::resource_exhausted("another link of this node is being measured");
+        let _measuring = self.measuring.try_lock().map_err(busy)?;
+        let measuring = async {
+            let (address, channel) = reach(&peer, &self.identity).await.map_err(unavailable)?;
+            let measured = measure(channel, n_embd).await.map_err(unavailable)?;
+            Ok::<_, Status>(LinkMeasurement {
+                address,
+                round_trip: measured.round_trip,
+                round_trip_p99: measured.round_trip_p99,
+                bandwidth: measured.bandwidth(),
+                bandwidth_spread: measured.spread(),
+                frames: measured.frames,
+            })
+        };
+        let late = |_| Status::deadline_exceeded(format!("not measured in {} s", MEASURE_DEADLINE.as_secs()));
+        let measured = tokio::time::timeout(MEASURE_DEADLINE, measuring).await.map_err(late)??;
+        Ok(Response::new(measured.into()))
+    }
+
+    type ProfileStream = Boxed<v1::ProfileEvent>;
+
+    async fn profile(&self, _: Request<v1::ProfileRequest>) -> Result<Response<Self::ProfileStream>, Status> {
+        Err(Status::unimplemented("profiles are not measured by nodes yet"))
+    }
+
+    type RunWorkerStream = Boxed<v1::WorkerEvent>;
+
+    async fn run_worker(
+        &self,
+        _: Request<Streaming<v1::WorkerOrder>>,
+    ) -> Result<Response<Self::RunWorkerStream>, Status> {
+        Err(Status::unimplemented("workers are not run by nodes yet"))
+    }
+}
