@@ -5,5 +5,6 @@ mod bad_input;
 mod chat_api;
 mod failure;
 mod memory;
+mod metrics;
 mod openai_client;
 mod text_equality;
