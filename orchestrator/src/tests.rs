@@ -148,6 +148,7 @@ async fn a_streamed_chat_has_openais_chunks_from_role_to_done() {
     assert_eq!(last["usage"]["prompt_tokens"], prompt_tokens);
     assert_eq!(last["usage"]["prompt_tokens_details"]["cached_tokens"], 3);
     assert_eq!(last["timings"]["predicted_ms"], 20.0);
+    assert!(last["timings"]["queue_ms"].as_f64().unwrap() > 0.0);
     assert!(events[1]["usage"].is_null() && events[1].get("usage").is_some());
 }
 
