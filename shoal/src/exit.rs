@@ -6,6 +6,8 @@ use std::process::ExitCode;
 use cluster::LayerRangeError;
 use gguf::cut::CutError;
 use node::{PrepareError, SliceError};
+
+use crate::commands::serve::StagesAndNodes;
 use profiler::idle_gap::IdleGapError;
 
 /// A wanted outcome that is a failure, such as a comparison that found a difference. It was reported already.
@@ -32,6 +34,7 @@ fn is_usage(cause: &(dyn Error + 'static)) -> bool {
     let bad_range =
         |error: &SliceError| matches!(error, SliceError::Cut(cut) if matches!(**cut, CutError::Range { .. }));
     cause.is::<LayerRangeError>()
+        || cause.is::<StagesAndNodes>()
         || cause.downcast_ref().is_some_and(bad_range)
         || matches!(cause.downcast_ref(), Some(IdleGapError::Cuts { .. } | IdleGapError::Context { .. }))
         || match cause.downcast_ref() {

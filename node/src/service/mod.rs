@@ -4,8 +4,12 @@
 //! others ends with it.
 
 mod node;
+mod prepare;
+mod profile;
+mod workers;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use protocol::identity::MemberIdentity;
 use protocol::listen::{FrameSizes, ListenError, TlsIncoming, server};
@@ -17,8 +21,12 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::addresses;
+use crate::agent::WorkerCommand;
+use crate::folders::Folders;
 use crate::links::ProbeService;
 use node::NodeService;
+use profile::ProfileHost;
+use workers::WorkerHost;
 
 /// Largest message to the node itself: a peer with all its addresses is some kilobytes.
 const MAX_REQUEST: usize = 256 << 10;
@@ -35,6 +43,12 @@ pub struct NodeConfig {
     pub build: Build,
     /// What it can compute on.
     pub devices: Vec<DeviceFacts>,
+    /// How it starts workers.
+    pub workers: WorkerCommand,
+    /// How it starts a profile; the model and what else is asked for are added.
+    pub profile: WorkerCommand,
+    /// Where its models and slices are.
+    pub folders: Folders,
 }
 
 /// Why a node ended.
@@ -69,7 +83,10 @@ impl RunningNode {
             addresses,
             emulated: false,
         };
-        let service = NodeService::new(facts, config.identity.tls);
+        let (bind, identity) = (incoming.local_addr().ip(), config.identity.tls);
+        let workers = Arc::new(WorkerHost::new(config.workers, config.folders, bind, identity.clone()));
+        let profiles = ProfileHost::new(config.profile, facts.name.clone());
+        let service = NodeService::new(facts, identity, workers, profiles);
         Ok(Self { incoming, service })
     }
 
@@ -83,16 +100,19 @@ impl RunningNode {
         self.incoming.local_addr().port()
     }
 
-    /// Serves until told to stop.
+    /// Serves until told to stop. Its workers are gone when it returns.
     pub async fn serve(self, stop: CancellationToken) -> Result<(), NodeServeError> {
         let FrameSizes { max_message, .. } = probe_sizes();
+        let workers = self.service.workers();
         let router = server(probe_sizes())
             .add_service(NodeServer::new(self.service).max_decoding_message_size(MAX_REQUEST))
             .add_service(LinkProbeServer::new(ProbeService::new()).max_decoding_message_size(max_message));
-        tokio::select! {
+        let served = tokio::select! {
             served = router.serve_with_incoming(self.incoming) => Ok(served?),
-            // Calls under way are dropped: whoever made them sees the connection end.
+            // Calls under way are dropped with the runtime: whoever made them sees the connection end.
             () = stop.cancelled() => Ok(()),
-        }
+        };
+        workers.shutdown().await;
+        served
     }
 }

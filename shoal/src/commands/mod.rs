@@ -20,7 +20,7 @@ pub(crate) fn run(command: Command, globals: &Globals) -> Result<()> {
         Command::Serve(args) => serve::run(*args, globals),
         Command::Slice(command) => slice::run(command, globals),
         Command::Bench(command) => bench::run(command, globals),
-        Command::Node(args) => node::run(*args),
+        Command::Node(args) => node::run(*args, globals),
         Command::Links(args) => links::run(args),
         Command::Identity(command) => identity::run(command),
         Command::StageWorker => stage_worker::run(),

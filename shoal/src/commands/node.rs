@@ -11,9 +11,12 @@ use protocol::node::{Address, DeviceFacts, DeviceKind, check_name};
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
+use super::model;
 use super::nodes::{IdentityArg, NODE_PORT, build, node_address};
+use crate::cli::Globals;
 use crate::interrupt::{exit_at_second_request, stop_asked};
 use crate::output;
+use crate::programs::this_program;
 
 /// Arguments of `shoal node`.
 #[derive(Debug, Args)]
@@ -52,18 +55,26 @@ enum Event<'a> {
 }
 
 /// Serves until Ctrl-C.
-pub(crate) fn run(args: NodeArgs) -> Result<()> {
+pub(crate) fn run(args: NodeArgs, globals: &Globals) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    runtime.context("starting the async runtime")?.block_on(serve(args))
+    runtime.context("starting the async runtime")?.block_on(serve(args, globals))
 }
 
-async fn serve(args: NodeArgs) -> Result<()> {
+async fn serve(args: NodeArgs, globals: &Globals) -> Result<()> {
     let mut identity = args.identity.read()?;
     identity.name = args.name.unwrap_or(identity.name);
     let bind = resolve(&args.bind).await?;
     let devices = tokio::task::spawn_blocking(ask_for_devices).await.context("listing the devices")??;
-    let node =
-        RunningNode::bind(NodeConfig { identity, bind, advertise: args.advertise, build: build(), devices });
+    let node = RunningNode::bind(NodeConfig {
+        identity,
+        bind,
+        advertise: args.advertise,
+        build: build(),
+        devices,
+        workers: this_program(globals, "stage-worker")?,
+        profile: this_program(globals, "profile")?,
+        folders: model::folders(globals)?,
+    });
     let node = node.await.context("starting the node")?;
     let facts = node.facts();
     let addresses: Vec<String> = facts.addresses.iter().map(ToString::to_string).collect();

@@ -5,6 +5,7 @@ mod bad_input;
 mod chat_api;
 mod failure;
 mod memory;
+mod node_replica;
 mod nodes;
 mod openai_client;
 mod text_equality;

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use cluster::ReplicaState;
-use node::agent::{Agent, ReplicaConfig, WorkerCommand};
-use node::{Folders, PreparedReplica, ReplicaPlan};
+use futures::future::try_join_all;
+use node::agent::{Agent, RemoteReplica, ReplicaConfig};
+use node::{Folders, NodeClient, Observer, ReplicaPlan};
 use orchestrator::{Limits, OrchestratorConfig};
-use protocol::tls::ClusterCa;
+use protocol::tls::{ClusterCa, TlsIdentity};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -18,8 +19,9 @@ use super::ServeArgs;
 use super::report::{Audience, Facts, Reporter};
 use crate::cli::Globals;
 use crate::commands::model;
+use crate::commands::nodes::{connect, read_identity};
 use crate::interrupt::{exit_at_second_request, stop_asked};
-use crate::logging;
+use crate::programs::this_program;
 use crate::progress::ProgressView;
 
 /// After a stop was asked for, HTTP has its own deadline for answers under way; this is for the unforeseen.
@@ -33,14 +35,14 @@ pub(super) async fn serve(args: &ServeArgs, globals: &Globals) -> Result<()> {
     let folders = model::folders(globals)?;
     let plan = ReplicaPlan::new(model::open(&args.model, &folders)?, &args.request())?;
     let facts = Facts::new(args.model_name.clone(), address, &plan);
-    let ca = ClusterCa::new().context("making the cluster's certificate authority")?;
+    let hosts = Hosts::find(args).await?;
     let waiting_for = "slices to be cut".to_owned();
     let (state, seen) = watch::channel(ReplicaState::Loading { progress: 0.0, waiting_for });
 
     let stop = CancellationToken::new();
-    let config = orchestrator_config(args, &facts, &plan, &ca, seen)?;
+    let config = orchestrator_config(args, &facts, &plan, hosts.tls()?, seen)?;
     let mut http = tokio::spawn(orchestrator::serve(listener, config, stop.clone()));
-    let mut replica = Replica { args, globals, folders, ca, stop: stop.clone(), agent: None };
+    let mut replica = Replica { args, globals, folders, hosts, stop: stop.clone(), agent: None };
     let outcome = tokio::select! {
         outcome = replica.run(plan, state, &facts) => outcome,
         ended = &mut http => match ended {
@@ -63,12 +65,40 @@ pub(super) async fn serve(args: &ServeArgs, globals: &Globals) -> Result<()> {
     outcome
 }
 
+/// Where the stages run.
+enum Hosts {
+    /// All on this one, in a cluster of their own that exists as long as they do.
+    This(ClusterCa),
+    /// Each on a node.
+    Nodes { identity: TlsIdentity, nodes: Vec<NodeClient> },
+}
+
+impl Hosts {
+    async fn find(args: &ServeArgs) -> Result<Self> {
+        let Some(identity) = args.identity.as_deref().filter(|_| !args.nodes.is_empty()) else {
+            let ca = ClusterCa::new().context("making the cluster's certificate authority")?;
+            return Ok(Self::This(ca));
+        };
+        let identity = read_identity(identity)?;
+        let nodes = args.nodes.iter().map(|address| connect(address, &identity));
+        let nodes = try_join_all(nodes).await.context("connecting to the nodes")?;
+        Ok(Self::Nodes { identity: identity.tls, nodes })
+    }
+
+    fn tls(&self) -> Result<TlsIdentity> {
+        match self {
+            Self::This(ca) => ca.issue("orchestrator").context("issuing the orchestrator's certificate"),
+            Self::Nodes { identity, .. } => Ok(identity.clone()),
+        }
+    }
+}
+
 /// The replica's part of a run.
 struct Replica<'a> {
     args: &'a ServeArgs,
     globals: &'a Globals,
     folders: Folders,
-    ca: ClusterCa,
+    hosts: Hosts,
     stop: CancellationToken,
     /// Kept here so that it can be shut down whatever ends the run.
     agent: Option<Agent>,
@@ -84,11 +114,29 @@ impl Replica<'_> {
     ) -> Result<()> {
         let settings = self.args.settings(plan.stages().len() as u32);
         let audience = if self.args.json { Audience::Programs } else { Audience::People };
-        let mut reporter = Reporter::new(facts, audience, settings.threads);
+        let mut reporter = Reporter::new(facts, audience);
         reporter.starting()?;
-        let prepared = self.prepare(plan).await?;
-        let config = ReplicaConfig { command: self.worker_command()?, replica: prepared, settings };
-        let agent = self.agent.insert(Agent::start(config, &self.ca, state)?);
+        let started = match &self.hosts {
+            Hosts::This(ca) => {
+                let prepare = |plan: ReplicaPlan, folders: &Folders, observer: &mut Observer<'_>| {
+                    Ok(plan.prepare(folders, observer)?)
+                };
+                let replica = self.work(plan, prepare).await?;
+                let command = this_program(self.globals, "stage-worker")?;
+                Agent::start(ReplicaConfig { command, replica, settings }, ca, state)?
+            }
+            Hosts::Nodes { identity, nodes } => {
+                let hash = |plan: ReplicaPlan, folders: &Folders, observer: &mut Observer<'_>| {
+                    Ok((plan.hash(folders, observer)?, plan))
+                };
+                let (model_hash, plan) = self.work(plan, hash).await?;
+                let (nodes, identity) = (nodes.clone(), identity.clone());
+                let memory_check = self.args.memory_check();
+                let replica = RemoteReplica { plan, model_hash, nodes, identity, memory_check, settings };
+                Agent::start_on_nodes(replica, state)
+            }
+        };
+        let agent = self.agent.insert(started);
         show_loading(agent).await?;
         let (mut state, reports) = (agent.state(), agent.reports());
         loop {
@@ -99,27 +147,21 @@ impl Replica<'_> {
         }
     }
 
-    async fn prepare(&self, plan: ReplicaPlan) -> Result<PreparedReplica> {
+    /// Does long work on a thread of its own, and shows how far it is.
+    async fn work<T: Send + 'static>(
+        &self,
+        plan: ReplicaPlan,
+        work: impl FnOnce(ReplicaPlan, &Folders, &mut Observer<'_>) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
         let (folders, stop) = (self.folders.clone(), self.stop.clone());
-        let prepared = tokio::task::spawn_blocking(move || {
+        let done = tokio::task::spawn_blocking(move || {
             let mut view = ProgressView::new();
-            plan.prepare(&folders, &mut |progress| {
+            work(plan, &folders, &mut |progress| {
                 view.show(&progress);
                 if stop.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             })
         });
-        Ok(prepared.await.context("cutting the model")??)
-    }
-
-    /// This program again, as a worker.
-    fn worker_command(&self) -> Result<WorkerCommand> {
-        let program = std::env::current_exe().context("finding this program, to start workers from it")?;
-        let filter = logging::filter(self.globals.verbose);
-        Ok(WorkerCommand {
-            program,
-            args: vec!["stage-worker".into()],
-            env: vec![(logging::FILTER_VARIABLE.into(), filter.into())],
-        })
+        done.await.context("preparing the model")?
     }
 }
 
@@ -147,7 +189,7 @@ fn orchestrator_config(
     args: &ServeArgs,
     facts: &Facts,
     plan: &ReplicaPlan,
-    ca: &ClusterCa,
+    tls: TlsIdentity,
     replica: watch::Receiver<ReplicaState>,
 ) -> Result<OrchestratorConfig> {
     let mut limits = Limits::default();
@@ -163,7 +205,7 @@ fn orchestrator_config(
         model_path: plan.model().path().to_owned(),
         chat_template: chat_template.transpose()?,
         replica,
-        tls: ca.issue("orchestrator").context("issuing the orchestrator's certificate")?,
+        tls,
         n_ctx: plan.load().n_ctx,
         limits,
     })
