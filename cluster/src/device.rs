@@ -133,6 +133,17 @@ impl Surface {
         Millis((a + (b - a) * share).max(floor))
     }
 
+    /// The surface with all times of so many rows multiplied by a factor, which must be finite and above zero.
+    #[must_use]
+    pub(crate) fn scaled_by_rows(&self, factor: impl Fn(u32) -> f64) -> Self {
+        let times = self.rows.iter().zip(self.times.chunks(self.depths.len()));
+        let times = times.flat_map(|(rows, times)| {
+            let factor = factor(*rows);
+            times.iter().map(move |time| Millis(time.0 * factor))
+        });
+        Self { times: times.collect(), ..self.clone() }
+    }
+
     /// The measured numbers of rows.
     pub fn rows(&self) -> &[u32] {
         &self.rows

@@ -4,18 +4,21 @@
 //! read no clock and no environment, and know neither llama.cpp nor tokio.
 #![forbid(unsafe_code)]
 
+mod correction;
 mod device;
 mod ids;
 mod layers;
 mod link;
 mod memory;
 mod model;
+mod observation;
 mod plan;
 mod replica;
 mod stage_time;
 mod units;
 mod workload;
 
+pub use correction::Correction;
 pub use device::{
     BlockCurves, ColdCall, ColdCallError, ComputeBuffers, Device, DeviceId, DeviceMemory, DeviceProfile,
     NodeId, ProcessorProfile, Surface, SurfaceError,
@@ -27,6 +30,7 @@ pub use memory::{CONTEXT_STEP, Load, MemoryCosts, StageLoad, cache_request, stag
 pub use model::{
     Attention, BlockKind, BlockShape, CacheRequest, Experts, FeedForward, ModelShape, RangeRefusal, RangeRule,
 };
+pub use observation::{ObservedSteps, StageObservation, StepBucket, StepTotals, Tally, hop_time};
 pub use plan::{Limit, Plan, Prediction, ReplicaPlan, Role, StagePlan};
 pub use replica::{ReplicaState, StageMemory, StageReport};
 pub use stage_time::{NotMeasured, Phase, ProcessorKind, StageBatch, StageCall, StageParts, StageTimeError};

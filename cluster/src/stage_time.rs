@@ -78,11 +78,11 @@ pub struct StageBatch {
     /// The kind of work.
     pub phase: Phase,
     /// Its rows.
-    pub rows: u32,
-    /// Tokens that the caches hold before; the mean over the rows.
+    pub rows: f64,
+    /// Tokens that the caches hold before; the mean over the rows, since curves are linear in it.
     pub depth: f64,
     /// Rows of which logits are wanted; 0 on any stage but a master.
-    pub outputs: u32,
+    pub outputs: f64,
     /// How long the device had nothing to do before.
     pub idle: Millis,
 }
@@ -134,10 +134,15 @@ impl ProcessorProfile {
 }
 
 impl StageParts {
-    /// Blocks of the given types, in order, the last `gpu_blocks` of them on the GPU, as llama.cpp lays them out.
-    pub fn new(kinds: &[BlockKind], gpu_blocks: u32) -> Self {
-        let (cpu, gpu) = kinds.split_at(kinds.len().saturating_sub(gpu_blocks as usize));
+    /// Blocks of the given types on the CPU and on the GPU.
+    pub fn new(cpu: &[BlockKind], gpu: &[BlockKind]) -> Self {
         Self { cpu: counted(cpu), gpu: counted(gpu), embeds: false, in_chain: false }
+    }
+
+    /// Blocks of the given types, in order, the last `gpu_blocks` of them on the GPU, as llama.cpp lays them out.
+    pub fn split(kinds: &[BlockKind], gpu_blocks: u32) -> Self {
+        let (cpu, gpu) = kinds.split_at(kinds.len().saturating_sub(gpu_blocks as usize));
+        Self::new(cpu, gpu)
     }
 
     /// The processor that computes output norm and LM head, if this is a master: the GPU if any block is there.
@@ -175,15 +180,15 @@ impl DeviceProfile {
     pub fn compute_time(&self, parts: &StageParts, batch: &StageBatch) -> Result<Millis, StageTimeError> {
         let mut time = 0.0;
         for (on, blocks) in [(ProcessorKind::Cpu, &parts.cpu), (ProcessorKind::Gpu, &parts.gpu)] {
-            let outputs = if parts.head() == on { batch.outputs } else { 0 };
-            if !blocks.is_empty() || outputs > 0 {
+            let outputs = if parts.head() == on { batch.outputs } else { 0.0 };
+            if !blocks.is_empty() || outputs > 0.0 {
                 time += self
                     .processor_time(on, blocks, StageBatch { outputs, ..*batch })
                     .map_err(|what| StageTimeError { device: self.device.clone(), what })?;
             }
         }
         if parts.embeds {
-            time += self.embedding.as_ref().map_or(0.0, |curve| curve.at(f64::from(batch.rows), 0.0).0);
+            time += self.embedding.as_ref().map_or(0.0, |curve| curve.at(batch.rows, 0.0).0);
         }
         Ok(Millis(time + self.cold_call.as_ref().map_or(0.0, |cold| cold.after(batch.idle).0)))
     }
@@ -204,7 +209,7 @@ impl DeviceProfile {
     ) -> Result<f64, NotMeasured> {
         let profile = self.processor(on).ok_or(NotMeasured::Processor(on))?;
         let StageBatch { phase, rows, depth, outputs, .. } = batch;
-        let call = StageCall { phase, blocks, rows: f64::from(rows), depth, outputs: f64::from(outputs) };
+        let call = StageCall { phase, blocks, rows, depth, outputs };
         profile.call_time(&call).map(|time| time.0).ok_or_else(|| {
             let missing = blocks.iter().find(|(kind, _)| profile.block(*kind).is_none());
             missing.map_or(NotMeasured::Processor(on), |(kind, _)| NotMeasured::Block { kind: *kind, on })
@@ -221,7 +226,7 @@ mod tests {
     const WINDOW: BlockKind =
         BlockKind { attention: Attention::SlidingWindow { window: 8 }, feed_forward: FeedForward::Dense };
     const DECODE: StageBatch =
-        StageBatch { phase: Phase::Decode, rows: 1, depth: 0.0, outputs: 0, idle: Millis(0.0) };
+        StageBatch { phase: Phase::Decode, rows: 1.0, depth: 0.0, outputs: 0.0, idle: Millis(0.0) };
 
     fn flat(time: f64) -> Surface {
         Surface::flat(vec![1], vec![Millis(time)]).unwrap()
@@ -256,19 +261,19 @@ mod tests {
     fn a_stage_is_its_blocks_where_they_lie_and_one_call_of_each_processor() {
         let profile = profile();
         let time = |parts: &StageParts, batch| profile.stage_time(parts, &batch).unwrap();
-        let split = StageParts::new(&[FULL, FULL, WINDOW, FULL], 2);
+        let split = StageParts::split(&[FULL, FULL, WINDOW, FULL], 2);
         assert_eq!(time(&split, DECODE), Millis(2.0 * 10.0 + 0.5 + 2.0 + 1.0 + 0.25));
         let prefill = StageBatch { phase: Phase::Prefill, ..DECODE };
         assert_eq!(time(&split, prefill), Millis(200.0 + 0.5 + 30.0 + 0.25));
-        let all = StageParts::new(&[FULL], 9);
+        let all = StageParts::split(&[FULL], 9);
         assert_eq!(time(&all, DECODE), Millis(1.25));
     }
 
     #[test]
     fn the_head_is_computed_where_the_last_blocks_are() {
-        let batch = StageBatch { outputs: 1, ..DECODE };
+        let batch = StageBatch { outputs: 1.0, ..DECODE };
         let on =
-            |gpu_blocks| profile().stage_time(&StageParts::new(&[FULL, FULL], gpu_blocks), &batch).unwrap();
+            |gpu_blocks| profile().stage_time(&StageParts::split(&[FULL, FULL], gpu_blocks), &batch).unwrap();
         assert_eq!(on(2), Millis(2.0 + 4.0 + 0.25));
         assert_eq!(on(1), Millis(10.0 + 0.5 + 1.0 + 4.0 + 0.25));
         assert_eq!(on(0), Millis(20.0 + 40.0 + 0.5));
@@ -276,7 +281,7 @@ mod tests {
 
     #[test]
     fn chain_embedding_and_idle_gap_come_on_top() {
-        let parts = StageParts { embeds: true, in_chain: true, ..StageParts::new(&[FULL], 1) };
+        let parts = StageParts { embeds: true, in_chain: true, ..StageParts::split(&[FULL], 1) };
         let batch = StageBatch { idle: Millis(5.0), ..DECODE };
         let profile = profile();
         assert_eq!(profile.compute_time(&parts, &batch).unwrap(), Millis(1.25 + 0.0625 + 1.5));
@@ -287,10 +292,10 @@ mod tests {
     fn what_was_not_measured_is_named() {
         let mut profile = profile();
         profile.cpu = None;
-        let error = profile.stage_time(&StageParts::new(&[FULL], 0), &DECODE).unwrap_err();
+        let error = profile.stage_time(&StageParts::split(&[FULL], 0), &DECODE).unwrap_err();
         assert_eq!(error.what, NotMeasured::Processor(ProcessorKind::Cpu));
         let other = BlockKind { attention: Attention::Recurrent, ..FULL };
-        let error = profile.stage_time(&StageParts::new(&[FULL, other], 2), &DECODE).unwrap_err();
+        let error = profile.stage_time(&StageParts::split(&[FULL, other], 2), &DECODE).unwrap_err();
         assert_eq!(error.what, NotMeasured::Block { kind: other, on: ProcessorKind::Gpu });
         assert!(error.to_string().contains("desk"));
     }

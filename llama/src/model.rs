@@ -14,7 +14,7 @@ use std::sync::Arc;
 use llama_sys as sys;
 
 use crate::backend::{init_logging, with_errors};
-use crate::{Error, Vocab};
+use crate::{DeviceKind, Error, Vocab, devices};
 
 /// How weights come from the file into memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -123,6 +123,7 @@ impl Model {
             return Err(fail("there is no such file".to_owned()));
         }
         let c_path = c_path(path).ok_or_else(|| fail("llama.cpp cannot open a path like that".to_owned()))?;
+        check_gpu(params.gpu_layers).map_err(fail)?;
         let mut progress = Progress { callback: params.progress, stopped: false, panic: None };
         let mut no_devices = [std::ptr::null_mut()];
         let mut c_params = c_params(params.content, params.memory_map, params.extra_buffers);
@@ -249,6 +250,18 @@ impl Model {
         read_text(|buffer, size| unsafe { sys::llama_model_desc(self.as_ptr(), buffer, size) })
             .unwrap_or_default()
     }
+}
+
+/// llama.cpp would put the blocks on the CPU, and say nothing.
+fn check_gpu(gpu_layers: u32) -> Result<(), String> {
+    let is_gpu = |kind| matches!(kind, DeviceKind::Gpu | DeviceKind::IntegratedGpu);
+    if gpu_layers == 0 || devices().iter().any(|device| is_gpu(device.kind)) {
+        return Ok(());
+    }
+    Err(format!(
+        "{gpu_layers} blocks are to go to a GPU, but this build finds none: is it built with the GPU's backend (cuda, \
+         vulkan), and the driver installed?"
+    ))
 }
 
 fn c_params(content: Content, memory_map: MemoryMap, extra_buffers: ExtraBuffers) -> sys::llama_model_params {

@@ -11,8 +11,8 @@ use std::path::Path;
 use common::*;
 use llama::testing::{RandomModel, WeightType};
 use llama::{
-    AddSpecial, Content, EMBEDDING_ARCHITECTURE, EMBEDDING_SCALE_KEY, EmbeddingTable, Error, Model,
-    ModelParams, Output, RowInput, Rows, SliceContext, Special, Token,
+    AddSpecial, Content, DeviceKind, EMBEDDING_ARCHITECTURE, EMBEDDING_SCALE_KEY, EmbeddingTable, Error,
+    Model, ModelParams, Output, RowInput, Rows, SliceContext, Special, Token, devices,
 };
 use llama_sys as sys;
 
@@ -36,6 +36,18 @@ fn files_that_are_no_models_are_refused_with_the_reason() {
     let error = Model::load(&garbage, ModelParams::default()).unwrap_err();
     let Error::Load { reason, .. } = &error else { panic!("{error}") };
     assert!(!reason.contains("gave no reason"), "{reason}");
+}
+
+// llama.cpp itself computes such blocks on the CPU and says nothing.
+#[test]
+fn blocks_for_a_gpu_that_is_not_there_are_refused() {
+    if devices().iter().any(|device| matches!(device.kind, DeviceKind::Gpu | DeviceKind::IntegratedGpu)) {
+        eprintln!("not tested: there is a GPU");
+        return;
+    }
+    let params = ModelParams { gpu_layers: 3, ..ModelParams::default() };
+    let refused = Model::load(&smollm2_path(), params).unwrap_err().to_string();
+    assert!(refused.contains("3 blocks are to go to a GPU"), "{refused}");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Another node, as whoever directs it sees it. Every call has a deadline, and every answer is checked.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::{Bytes, NodeId};
@@ -88,9 +89,12 @@ impl WorkerStream {
     }
 }
 
-/// A node that was reached.
+/// A node that was reached. Clones are handles of the same connection.
 #[derive(Debug, Clone)]
-pub struct NodeClient {
+pub struct NodeClient(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
     address: Address,
     facts: NodeFacts,
     client: WireClient<Channel>,
@@ -115,32 +119,32 @@ impl NodeClient {
             address: address.clone(),
             source,
         })?;
-        Ok(Self { address: address.clone(), facts, client })
+        Ok(Self(Arc::new(Inner { address: address.clone(), facts, client })))
     }
 
     /// Its name.
-    pub const fn name(&self) -> &NodeId {
-        &self.facts.name
+    pub fn name(&self) -> &NodeId {
+        &self.0.facts.name
     }
 
     /// What it said of itself when it was connected to.
-    pub const fn facts(&self) -> &NodeFacts {
-        &self.facts
+    pub fn facts(&self) -> &NodeFacts {
+        &self.0.facts
     }
 
     /// At which it was reached.
-    pub const fn address(&self) -> &Address {
-        &self.address
+    pub fn address(&self) -> &Address {
+        &self.0.address
     }
 
     /// The node as a peer of others. They may reach it where we did, or where it says.
     pub fn peer(&self) -> Peer {
-        self.facts.peer(&self.address)
+        self.0.facts.peer(&self.0.address)
     }
 
     /// Lets it measure its link to a peer, once.
     pub async fn measure_link(&self, request: LinkRequest) -> Result<LinkMeasurement, NodeError> {
-        let mut client = self.client.clone();
+        let mut client = self.0.client.clone();
         let (who, call) = (self.who(), client.measure_link(v1::MeasureLinkRequest::from(request)));
         let measured = within(MEASURE_DEADLINE, &who, call).await.map_err(|fault| fault.of(&who))?;
         LinkMeasurement::check(measured).map_err(|error| NodeError::Answer(who, error))
@@ -148,7 +152,7 @@ impl NodeClient {
 
     /// Which of a peer's addresses the node reaches.
     pub(crate) async fn reach(&self, peer: Peer) -> Result<Address, NodeError> {
-        let mut client = self.client.clone();
+        let mut client = self.0.client.clone();
         let (who, call) = (self.who(), client.reach(v1::ReachRequest { peer: Some(peer.into()) }));
         let reply = within(REACH_DEADLINE, &who, call).await.map_err(|fault| fault.of(&who))?;
         Address::parse(&reply.address).map_err(|error| NodeError::Answer(who, error))
@@ -156,7 +160,7 @@ impl NodeClient {
 
     /// Memory that is available on its host now, if it says so.
     pub(crate) async fn available_memory(&self) -> Option<Bytes> {
-        let mut client = self.client.clone();
+        let mut client = self.0.client.clone();
         let (who, call) = (self.who(), client.describe(v1::DescribeRequest {}));
         let described = within(DESCRIBE_DEADLINE, &who, call).await.ok()?;
         Some(Bytes(described.memory_available))
@@ -170,21 +174,21 @@ impl NodeClient {
         let start = v1::worker_order::Order::Start(order.into());
         // There is room, and the other end is below.
         let _ = orders.send(v1::WorkerOrder { order: Some(start) }).await;
-        let mut client = self.client.clone();
+        let mut client = self.0.client.clone();
         let call = client.run_worker(ReceiverStream::new(queue));
         let events = within(RUN_DEADLINE, &who, call).await.map_err(|fault| fault.of(&who))?;
         Ok(WorkerStream { who, orders, events })
     }
 
     fn who(&self) -> String {
-        format!("node {}", self.facts.name)
+        format!("node {}", self.0.facts.name)
     }
 }
 
 /// Two handles of one process of a node are the same.
 impl PartialEq for NodeClient {
     fn eq(&self, other: &Self) -> bool {
-        self.facts.instance == other.facts.instance
+        self.0.facts.instance == other.0.facts.instance
     }
 }
 

@@ -5,10 +5,12 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use cluster::StageObservation;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Limits, OrchestratorConfig};
+use crate::metrics::Metrics;
 use crate::model::TextModel;
 use crate::openai::ApiError;
 use crate::replica::Replica;
@@ -26,6 +28,10 @@ pub(crate) struct App {
     pub(crate) limits: Limits,
     /// The way to the replica.
     pub(crate) replica: Replica,
+    /// What the agent sees of the replica's stages.
+    pub(crate) observations: watch::Receiver<Vec<StageObservation>>,
+    /// What is counted.
+    pub(crate) metrics: Arc<Metrics>,
     text_model: OnceLock<Arc<TextModel>>,
     open: Arc<Semaphore>,
     closing: CancellationToken,
@@ -44,6 +50,8 @@ impl App {
             open: Arc::new(Semaphore::new(config.limits.max_open_requests)),
             limits: config.limits,
             replica: Replica::new(config.replica, config.tls),
+            observations: config.observations,
+            metrics: Arc::default(),
             text_model: OnceLock::new(),
             closing: CancellationToken::new(),
         }
@@ -72,6 +80,11 @@ impl App {
     pub(crate) fn admit(&self) -> Result<Admission, ApiError> {
         let full = |_| ApiError::TooManyOpen { limit: self.limits.max_open_requests };
         Arc::clone(&self.open).try_acquire_owned().map_err(full)
+    }
+
+    /// Requests that have a place.
+    pub(crate) fn open_requests(&self) -> usize {
+        self.limits.max_open_requests.saturating_sub(self.open.available_permits())
     }
 
     /// Whether `name` is the served model; no name means it.

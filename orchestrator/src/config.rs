@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use cluster::{Bytes, ReplicaState};
+use cluster::{Bytes, ReplicaState, StageObservation};
 use protocol::tls::TlsIdentity;
 use tokio::sync::watch;
 
@@ -20,6 +20,8 @@ pub struct OrchestratorConfig {
     pub chat_template: Option<String>,
     /// The agent's word on the replica.
     pub replica: watch::Receiver<ReplicaState>,
+    /// What the agent sees of the replica's stages.
+    pub observations: watch::Receiver<Vec<StageObservation>>,
     /// Who this process is to the master.
     pub tls: TlsIdentity,
     /// Tokens a slot holds.

@@ -12,6 +12,7 @@ use protocol::v1::generate_event::Event;
 use tokio_util::sync::CancellationToken;
 
 use crate::app::{Admission, App};
+use crate::metrics::{GenerationEnd, Metrics, TokenClock};
 use crate::model::{Control, TextModel};
 use crate::openai::{ApiError, Candidate, Timings, TokenLogprob, Usage};
 use crate::replica::TokenStream;
@@ -84,6 +85,8 @@ struct Journal {
     sent: Instant,
     started: Option<Instant>,
     first_token: Option<Instant>,
+    clock: TokenClock,
+    metrics: Arc<Metrics>,
     is_closed: bool,
 }
 
@@ -96,8 +99,8 @@ impl Generation {
         place: Admission,
     ) -> Result<Self, ApiError> {
         let Prepared { request, stops, shown } = prepared;
-        let journal = Journal::new(&request);
-        let tokens = app.replica.generate(request).await?;
+        let mut journal = Journal::new(&request, Arc::clone(&app.metrics));
+        let tokens = app.replica.generate(request).await.inspect_err(|error| journal.fail(error))?;
         let mut generation = Self {
             tokens: Some(tokens),
             first: None,
@@ -212,7 +215,7 @@ impl From<text::Piece<TokenLogprob>> for Piece {
 }
 
 impl Journal {
-    fn new(request: &v1::GenerateRequest) -> Self {
+    fn new(request: &v1::GenerateRequest, metrics: Arc<Metrics>) -> Self {
         Self {
             request: request.request.clone(),
             // A prompt that fits a slot has fewer tokens than that.
@@ -222,6 +225,8 @@ impl Journal {
             sent: Instant::now(),
             started: None,
             first_token: None,
+            clock: TokenClock::start(),
+            metrics,
             is_closed: false,
         }
     }
@@ -229,11 +234,13 @@ impl Journal {
     fn start(&mut self, started: &v1::Started) {
         self.cached = started.cached_tokens;
         self.started = Some(Instant::now());
+        self.metrics.started(self.prompt, self.cached);
     }
 
     fn count(&mut self) {
         self.generated = self.generated.saturating_add(1);
         self.first_token.get_or_insert_with(Instant::now);
+        self.clock.tick(&self.metrics);
     }
 
     /// Prefill and decode, as seen from here.
@@ -245,6 +252,10 @@ impl Journal {
 
     fn close(&mut self, outcome: &Outcome) {
         self.is_closed = true;
+        self.metrics.ended(match outcome.end {
+            End::Stopped => GenerationEnd::Stop,
+            End::Full => GenerationEnd::Length,
+        });
         tracing::info!(
             request = self.request,
             end = ?outcome.end,
@@ -258,6 +269,7 @@ impl Journal {
 
     fn fail(&mut self, error: &ApiError) {
         self.is_closed = true;
+        self.metrics.ended(GenerationEnd::Failed);
         let (_, code) = error.status_and_code();
         tracing::warn!(request = self.request, code, generated = self.generated, "ended early");
     }
@@ -266,6 +278,7 @@ impl Journal {
 impl Drop for Journal {
     fn drop(&mut self) {
         if !self.is_closed {
+            self.metrics.ended(GenerationEnd::Cancelled);
             tracing::info!(
                 request = self.request,
                 generated = self.generated,

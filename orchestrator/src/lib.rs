@@ -9,6 +9,7 @@ mod app;
 mod config;
 mod generation;
 mod http;
+mod metrics;
 mod model;
 mod openai;
 mod replica;

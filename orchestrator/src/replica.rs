@@ -93,6 +93,12 @@ impl Replica {
         }
     }
 
+    /// What the engine says of itself; none if it cannot be asked. May take long: the caller sets the deadline.
+    pub(crate) async fn engine_status(&self) -> Option<v1::EngineStatusReply> {
+        let Connection { mut client, .. } = self.connection().await.ok()?;
+        client.engine_status(v1::EngineStatusRequest {}).await.ok().map(tonic::Response::into_inner)
+    }
+
     /// The connection to the master of the present epoch.
     async fn connection(&self) -> Result<Connection, ApiError> {
         // Held while connecting, so that of many waiting requests one connects.

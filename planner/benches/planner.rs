@@ -10,12 +10,12 @@ use std::time::Instant;
 
 use cluster::{Millis, Role};
 use common::{Shape, problem};
-use planner::sim::{Bounds, Request, ShortestWork, SimCluster, SimReplica, simulate};
+use planner::sim::{Bounds, Handover, Request, ShortestWork, SimCluster, SimReplica, simulate};
 use planner::suite::{EQUAL_BELOW, outcome, suite};
 use planner::testbed::Testbed;
 use planner::{
-    DecodeReading, Doubt, Effort, InDoubt, ObjectiveKind, Problem, Rng, Settings, compare_in_doubt, solve,
-    solve_robust,
+    DecodeReading, Doubt, Effort, InDoubt, ObjectiveKind, Problem, Rng, Settings, Unwatched,
+    compare_in_doubt, solve, solve_robust,
 };
 
 fn main() {
@@ -120,7 +120,7 @@ fn simulator() {
         SimReplica::simple(Role::Decode, 16, 0.001, tpot(16)),
         SimReplica::simple(Role::Mixed, 8, 0.001, tpot(8)),
     ];
-    let cluster = SimCluster::new(replicas, vec![(1e-5, 1e-3); 25]);
+    let cluster = SimCluster::new(replicas, vec![Handover::linear(1e-5, 1e-3); 25]);
     let mut rng = Rng::new(1);
     let mut at = 0.0;
     let requests: Vec<Request> = (0..200_000)
@@ -221,7 +221,8 @@ fn paper_suite() {
     let bed = testbed();
     for reading in [DecodeReading::Batched, DecodeReading::Serial] {
         let start = Instant::now();
-        let outcomes = bed.configurations().iter().map(|c| outcome(&bed, c, reading).unwrap()).collect();
+        let outcomes =
+            bed.configurations().iter().map(|c| outcome(&bed, c, reading, &mut |_| {}).unwrap()).collect();
         let suite = suite(outcomes);
         println!(
             "{reading:?} decode, {:.1} s: longest wait in s, els / ft / splitwise / queue",
@@ -246,7 +247,7 @@ fn robust() {
     for configuration in bed.configurations() {
         let problem = bed.problem(&configuration).unwrap();
         let settings = bed.settings(ObjectiveKind::Queue, DecodeReading::Batched);
-        let robust = solve_robust(&problem, &settings, &Doubt::default()).unwrap().plan;
+        let robust = solve_robust(&problem, &settings, &Doubt::default(), &Unwatched).unwrap().plan;
         let els = solve(&problem, &bed.settings(ObjectiveKind::Els, DecodeReading::Batched)).unwrap().plan;
         let other = Settings { seed: 99, ..settings };
         let draws = compare_in_doubt(&problem, &other, &doubt, &[&robust, &els]).unwrap();
@@ -267,5 +268,5 @@ fn robust() {
 }
 
 fn testbed() -> Testbed {
-    Testbed::read(include_bytes!("../tests/fixtures/e2llm_testbed.json")).unwrap()
+    Testbed::e2llm().unwrap()
 }

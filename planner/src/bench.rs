@@ -1,7 +1,7 @@
 //! What the benches reach into that nobody else needs.
 
-use crate::instance::Instance;
-use crate::layout::{Buffers, Layouter};
+use crate::instance::{Buffers, Instance};
+use crate::layout::Layouter;
 use crate::problem::Problem;
 use crate::settings::Settings;
 

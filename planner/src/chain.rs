@@ -4,7 +4,9 @@
 
 use cluster::LinkEncoding;
 
-use crate::instance::{Instance, PREFILL_GRID, Processor, chunks};
+use crate::instance::{DEPTH_GRID, Handed, Instance, PREFILL_GRID, Processor, Visit, at_depth, at_tokens};
+use crate::prefill::PrefillTimes;
+use crate::sim::Handover;
 
 /// Bytes of a token id on its way back to the first stage.
 const TOKEN_BYTES: f64 = 4.0;
@@ -36,125 +38,104 @@ pub(crate) struct Hops {
     pub slowest: f64,
 }
 
-/// Times of a prefill on a chain, for prompts of any length.
-#[derive(Debug, Clone, PartialEq)]
-pub struct PrefillTimes {
-    chunk: f64,
-    /// At each point of the grid up to the chunk: tokens, slowest stage, whole pass.
-    points: Vec<(f64, Pass)>,
-}
-
-impl PrefillTimes {
-    /// Seconds between prompts when they follow each other, and from a prompt's start to its end.
-    pub(crate) fn of(&self, tokens: f64) -> Pass {
-        let (full, rest) = chunks(tokens, self.chunk);
-        let last = if rest > 0.0 { self.at(rest) } else { Pass { sum: 0.0, slowest: 0.0 } };
-        if full == 0.0 {
-            return last;
-        }
-        let whole = self.at(self.chunk);
-        // Chunks follow each other through the chain as a wave.
-        Pass {
-            sum: whole.sum + (full - 1.0) * whole.slowest + last.slowest,
-            slowest: full * whole.slowest + last.slowest,
-        }
-    }
-
-    /// Tokens of a chunk.
-    pub(crate) fn chunk(&self) -> f64 {
-        self.chunk
-    }
-
-    /// Times that grow in proportion to the prompt, the same for the whole pass as for the slowest stage.
-    pub(crate) fn proportional(seconds_per_token: f64, chunk: f64) -> Self {
-        let point = |tokens: f64| {
-            let seconds = tokens * seconds_per_token;
-            (tokens, Pass { sum: seconds, slowest: seconds })
-        };
-        Self { chunk, points: vec![point(0.0), point(chunk)] }
-    }
-
-    fn at(&self, tokens: f64) -> Pass {
-        let above = self.points.partition_point(|p| p.0 < tokens).clamp(1, self.points.len().max(2) - 1);
-        let (Some(&(a, low)), Some(&(b, high))) = (self.points.get(above - 1), self.points.get(above)) else {
-            return self.points.first().map_or(Pass { sum: 0.0, slowest: 0.0 }, |p| p.1);
-        };
-        let share = ((tokens - a) / (b - a)).max(0.0);
-        let between = |x: f64, y: f64| x + (y - x) * share;
-        Pass { sum: between(low.sum, high.sum), slowest: between(low.slowest, high.slowest) }
-    }
-}
-
 impl Chain {
     pub(crate) fn len(&self) -> usize {
         self.devices.len()
     }
 
-    /// Time of stage `place`, with costs by type for GPU and CPU read by `cost`, and of the head by `head`.
-    fn stage<'a>(
+    /// Adds up what a stage's blocks cost on GPU and CPU, by type and for every processor that it uses.
+    fn over_blocks<'a>(
         &self,
         inst: &'a Instance,
         place: usize,
-        cost: &dyn Fn(&'a Processor) -> &'a [f64],
-        head: &dyn Fn(&Processor) -> f64,
+        cost: &dyn Fn(&'a Processor, BlocksOn) -> f64,
     ) -> f64 {
         let device = &inst.devices[self.devices[place]];
         let (gpu, cpu) = self.blocks[place];
         let start: u32 = self.blocks[..place].iter().map(|b| b.0 + b.1).sum();
-        let of = |processor: Option<&'a Processor>, from: u32, count: u32| {
-            let Some(costs) = processor.map(cost).filter(|_| count > 0) else { return 0.0 };
-            if inst.uniform {
-                return f64::from(count) * costs[0];
-            }
-            let kinds = &inst.kind_of[from as usize..(from + count) as usize];
-            kinds.iter().map(|&kind| costs[usize::from(kind)]).sum()
+        let of = |processor: Option<&'a Processor>, start: u32, count: u32| {
+            processor.filter(|_| count > 0).map_or(0.0, |p| cost(p, BlocksOn { start, count }))
         };
-        let mut time = of(device.cpu.as_ref(), start, cpu) + of(device.gpu.as_ref(), start + cpu, gpu);
+        of(device.cpu.as_ref(), start, cpu) + of(device.gpu.as_ref(), start + cpu, gpu)
+    }
+
+    /// Time of one visit of a stage.
+    pub(crate) fn stage(&self, inst: &Instance, place: usize, visit: Visit) -> f64 {
+        let device = &inst.devices[self.devices[place]];
+        let mut time = self.over_blocks(inst, place, &|processor, blocks| {
+            let costs = processor.costs(visit);
+            costs.call + blocks.sum(inst, costs.blocks)
+        });
         if self.len() > 1 {
             time += device.overhead;
         }
-        if place + 1 == self.len() {
-            time += head_processor(inst, self.devices[place]).map_or(0.0, head);
+        if place == 0 {
+            time += device.embedding(visit);
+        }
+        if place + 1 == self.len()
+            && let Some(processor) = device.head_processor(inst.head_bytes)
+        {
+            let (gpu, cpu) = self.blocks[place];
+            let costs = processor.costs(visit);
+            let has_blocks = if device.head_on_gpu(inst.head_bytes) { gpu > 0 } else { cpu > 0 };
+            time += costs.head + if has_blocks { 0.0 } else { costs.call };
         }
         time
     }
 
     /// Time of one stage in a decode step of `rows` rows.
     pub(crate) fn decode_stage(&self, inst: &Instance, place: usize, rows: usize) -> f64 {
-        self.stage(inst, place, &|p| p.decode(rows), &|p| p.head[rows])
+        self.stage(inst, place, Visit::Decode(rows))
     }
 
     /// One decode step of `rows` rows, the token's way back included.
     pub(crate) fn decode(&self, inst: &Instance, rows: usize) -> Pass {
         let hops = hops(inst, &self.devices, self.encoding, rows as f64);
-        let mut pass = Pass { sum: hops.sum, slowest: hops.slowest };
-        for place in 0..self.len() {
-            let time = self.decode_stage(inst, place, rows);
-            pass.sum += time;
-            pass.slowest = pass.slowest.max(time);
-        }
-        pass
+        self.pass(hops, |place| self.stage(inst, place, Visit::Decode(rows)))
+    }
+
+    fn pass(&self, hops: Hops, stage: impl Fn(usize) -> f64) -> Pass {
+        let links = Pass { sum: hops.sum, slowest: hops.slowest };
+        (0..self.len())
+            .map(stage)
+            .fold(links, |pass, time| Pass { sum: pass.sum + time, slowest: pass.slowest.max(time) })
     }
 
     /// Time of one stage for the mean prompt.
     pub(crate) fn prefill_stage(&self, inst: &Instance, place: usize) -> f64 {
-        self.stage(inst, place, &|p| &p.prefill, &|p| p.head[1])
+        self.stage(inst, place, Visit::Prompt)
     }
 
-    /// Times of prompts of any length.
+    /// Times of prompts of any length, in chunks of so many tokens.
     pub(crate) fn prefill(&self, inst: &Instance, chunk: f64) -> PrefillTimes {
-        let mut points: Vec<(f64, Pass)> = Vec::with_capacity(PREFILL_GRID.len());
-        for (point, &tokens) in PREFILL_GRID.iter().enumerate() {
-            let forward = forward_hops(inst, &self.devices, self.encoding, tokens);
-            let mut pass = Pass { sum: forward.sum, slowest: forward.slowest };
-            for place in 0..self.len() {
-                let time = self.stage(inst, place, &|p| p.prefill_at(point), &|p| p.head[1]);
-                pass.sum += time;
-                pass.slowest = pass.slowest.max(time);
-            }
-            points.push((tokens, pass));
+        let forward = |tokens: f64| forward_hops(inst, &self.devices, self.encoding, tokens);
+        let stages: Vec<Vec<f64>> = (0..PREFILL_GRID.len())
+            .map(|point| (0..self.len()).map(|place| self.stage(inst, place, Visit::Chunk(point))).collect())
+            .collect();
+        let points = PREFILL_GRID.iter().zip(&stages);
+        let points = points.map(|(&tokens, stages)| (tokens, self.pass(forward(tokens), |p| stages[p])));
+        let times = PrefillTimes::new(chunk, points.collect());
+        // What a token costs on top at each depth, for each stage.
+        let on_top: Vec<Vec<f64>> = (0..self.len())
+            .map(|p| (0..DEPTH_GRID.len()).map(|d| self.on_top(inst, p, d)).collect())
+            .collect();
+        if on_top.iter().flatten().all(|seconds| *seconds == 0.0) {
+            return times;
         }
-        PrefillTimes { chunk, points }
+        let hops = forward(chunk);
+        times.deeper(inst.context, |depth| {
+            self.pass(hops, |place| {
+                let shallow = at_tokens(chunk, |point| stages[point][place]);
+                (shallow + chunk * at_depth(depth, |point| on_top[place][point])).max(0.0)
+            })
+        })
+    }
+
+    /// Seconds that a prompt token costs a stage on top at a point of [`DEPTH_GRID`].
+    fn on_top(&self, inst: &Instance, place: usize, point: usize) -> f64 {
+        self.over_blocks(inst, place, &|processor, blocks| {
+            processor.deeper(point).map_or(0.0, |costs| blocks.sum(inst, costs))
+        })
     }
 
     /// Time per token with `n` requests running, for each `n` from 1 to the slots; index 0 repeats the first.
@@ -167,25 +148,31 @@ impl Chain {
             .collect()
     }
 
-    /// Seconds per prompt token, and fixed seconds, to hand a prompt's cache over to another replica: what the
-    /// busiest network card on either side takes.
-    pub(crate) fn handover(&self, inst: &Instance, to: &Self) -> (f64, f64) {
-        let (mut sent, mut received) = (vec![0.0; self.len()], vec![0.0; to.len()]);
+    /// What handing a prompt's cache over to another replica takes: the time of the busiest network card on either side.
+    pub(crate) fn handover(&self, inst: &Instance, to: &Self) -> Handover {
+        let none = Handover { window: inst.window, ..Handover::default() };
+        let (mut sent, mut received) = (vec![none; self.len()], vec![none; to.len()]);
         let mut latency: f64 = 0.0;
         let (mine, theirs) = (self.ranges(), to.ranges());
         for (i, a) in mine.iter().enumerate() {
             for (j, b) in theirs.iter().enumerate() {
                 let overlap = a.0.max(b.0)..a.1.min(b.1);
-                let bytes: f64 = overlap.map(|l| inst.kv_per_token[usize::from(inst.kind_of[l])]).sum();
-                if bytes > 0.0 && self.devices[i] != to.devices[j] {
-                    let (per_byte, lag) = inst.link(self.devices[i], to.devices[j]);
-                    sent[i] += bytes * per_byte;
-                    received[j] += bytes * per_byte;
-                    latency = latency.max(lag);
+                if overlap.is_empty() || self.devices[i] == to.devices[j] {
+                    continue;
                 }
+                let (per_byte, lag) = inst.link(self.devices[i], to.devices[j]);
+                for block in overlap {
+                    let bytes = inst.handed[usize::from(inst.kind_of[block])];
+                    add_bytes(&mut sent[i], bytes, per_byte);
+                    add_bytes(&mut received[j], bytes, per_byte);
+                }
+                latency = latency.max(lag);
             }
         }
-        (sent.into_iter().chain(received).fold(0.0, f64::max), latency)
+        let busy = |card: &Handover| card.seconds(inst.work.prompt);
+        let cards = sent.into_iter().chain(received);
+        let busiest = cards.fold(none, |a, b| if busy(&b) > busy(&a) { b } else { a });
+        Handover { fixed: busiest.fixed + latency, ..busiest }
     }
 
     /// First block and one past the last of each stage.
@@ -201,10 +188,29 @@ impl Chain {
     }
 }
 
-/// The processor that computes norm and head when a device is the master.
-pub(crate) fn head_processor(inst: &Instance, device: usize) -> Option<&Processor> {
-    let device = &inst.devices[device];
-    if device.head_on_gpu(inst.head_bytes) { device.gpu.as_ref() } else { device.cpu.as_ref() }
+/// Blocks of a stage that one processor computes.
+#[derive(Debug, Clone, Copy)]
+struct BlocksOn {
+    start: u32,
+    count: u32,
+}
+
+impl BlocksOn {
+    fn sum(self, inst: &Instance, costs: &[f64]) -> f64 {
+        if inst.uniform {
+            return f64::from(self.count) * costs[0];
+        }
+        let kinds = &inst.kind_of[self.start as usize..(self.start + self.count) as usize];
+        kinds.iter().map(|&kind| costs[usize::from(kind)]).sum()
+    }
+}
+
+fn add_bytes(card: &mut Handover, bytes: Handed, per_byte: f64) {
+    // Times of a link that is not there must not become 0 · ∞.
+    let seconds = |bytes: f64| if bytes > 0.0 { bytes * per_byte } else { 0.0 };
+    card.per_token += seconds(bytes.per_token);
+    card.per_token_in_window += seconds(bytes.per_token_in_window);
+    card.fixed += seconds(bytes.fixed);
 }
 
 /// `min over g of max(Λ(b), g · T_slowest(b))` with `b = ⌈n/g⌉`, and the best g. In the serial reading every request

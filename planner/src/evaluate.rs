@@ -7,8 +7,8 @@ use cluster::Role;
 use rustc_hash::FxHashMap;
 
 use crate::chain::Chain;
-use crate::instance::Instance;
-use crate::layout::{Buffers, Layouter};
+use crate::instance::{Buffers, Instance};
+use crate::layout::Layouter;
 use crate::settings::{Settings, SlotRule};
 use crate::sim::SimReplica;
 

@@ -9,11 +9,12 @@ use crate::roles::assign;
 use crate::search::{Search, roles_of};
 use crate::settings::{ObjectiveKind, Settings};
 use crate::solve::trials;
+use crate::watch::Unwatched;
 
 #[path = "../tests/common/mod.rs"]
-mod common;
+pub(crate) mod common;
 
-use common::{LinkKind, Shape, TwoKinds};
+use common::{Detail, LinkKind, Shape, TwoKinds};
 
 /// All groupings of `n` devices, as lists of groups.
 fn groupings(n: usize) -> Vec<Vec<Vec<usize>>> {
@@ -63,7 +64,7 @@ fn best_by_listing(problem: &Problem, settings: &Settings) -> Score {
     let inst = Instance::new(problem, settings).unwrap();
     let evaluator = Evaluator::new(&inst, settings, roles_of(settings.objective));
     let trials = trials(problem, settings);
-    let search = Search { evaluator: &evaluator, settings, trials: &trials, keep: 1 };
+    let search = Search { evaluator: &evaluator, settings, trials: &trials, keep: 1, watch: &Unwatched };
     let mut best = WORST;
     for grouping in groupings(inst.devices.len()) {
         if settings.objective == ObjectiveKind::Splitwise {
@@ -99,8 +100,8 @@ fn best_by_search(problem: &Problem, settings: &Settings) -> Score {
     let inst = Instance::new(problem, settings).unwrap();
     let evaluator = Evaluator::new(&inst, settings, roles_of(settings.objective));
     let trials = trials(problem, settings);
-    let search = Search { evaluator: &evaluator, settings, trials: &trials, keep: 1 };
-    search.run().plans.first().map_or(WORST, |plan| plan.0)
+    let search = Search { evaluator: &evaluator, settings, trials: &trials, keep: 1, watch: &Unwatched };
+    search.run().unwrap().plans.first().map_or(WORST, |plan| plan.0)
 }
 
 fn assert_exact(shape: Shape, seeds: std::ops::Range<u64>, objective: ObjectiveKind) {
@@ -121,9 +122,11 @@ fn assert_exact(shape: Shape, seeds: std::ops::Range<u64>, objective: ObjectiveK
 fn els_and_ft_find_the_best_of_all_plans() {
     for devices in 1..=7 {
         for types in [0, 2] {
-            let shape = Shape { types, ..Shape::of(devices) };
-            assert_exact(shape, 0..3, ObjectiveKind::Els);
-            assert_exact(shape, 10..13, ObjectiveKind::Ft);
+            for detail in [Detail::Plain, Detail::Full] {
+                let shape = Shape { types, detail, ..Shape::of(devices) };
+                assert_exact(shape, 0..2, ObjectiveKind::Els);
+                assert_exact(shape, 10..12, ObjectiveKind::Ft);
+            }
         }
     }
 }
@@ -149,8 +152,14 @@ fn queue_finds_the_best_of_all_plans() {
 #[test]
 fn different_blocks_and_links_are_searched_exactly_too() {
     for devices in 2..=5 {
-        let shape =
-            Shape { blocks: 12, two_kinds: TwoKinds::Yes, links: LinkKind::Random, ..Shape::of(devices) };
+        let shape = Shape {
+            blocks: 12,
+            two_kinds: TwoKinds::Yes,
+            links: LinkKind::Random,
+            detail: Detail::Full,
+            types: 0,
+            devices,
+        };
         assert_exact(shape, 40..42, ObjectiveKind::Els);
     }
 }

@@ -1,11 +1,17 @@
-//! Why a plan is as it is: what limits it, how far the next best is behind, and what would help most.
+//! Why a plan is as it is: what limits it, and what would help most.
 
-use cluster::{DeviceId, NodeId, Plan};
+use std::ops::ControlFlow;
+
+use cluster::{DeviceId, DeviceProfile, NodeId, Plan};
 
 use crate::problem::Problem;
-use crate::settings::Settings;
-use crate::solve::{Solution, solve};
-use crate::table::in_short;
+use crate::search::Method;
+use crate::settings::{Effort, Settings};
+use crate::solve::{PlanError, Solution, solve_watched};
+use crate::watch::{Progress, Watch, Work};
+
+/// Kinds of device of which one more is tried: the fastest.
+const KINDS: usize = 8;
 
 /// Where requests spend their time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,29 +42,62 @@ pub struct Explanation {
     pub bottleneck: Phase,
     /// Each replica with what limits it.
     pub limits: Vec<String>,
-    /// The next best plan in short, and by which share of its score it is worse.
-    pub next_best: Option<(String, f64)>,
     /// What would help, the most helpful first.
     pub changes: Vec<Change>,
 }
 
 /// Explains a solution; plans several times more, once for each change.
-pub fn explain(problem: &Problem, settings: &Settings, solution: &Solution) -> Explanation {
-    let mut changes: Vec<Change> = changes(problem)
-        .into_iter()
-        .filter_map(|(what, changed)| {
-            let score = solve(&changed, settings).ok()?.score;
-            Some(Change { what, score, gain: gain(solution.score, score) })
-        })
-        .collect();
+///
+/// Where the search was genetic, changes are judged by a shorter one, against a plan found as shortly.
+pub fn explain(
+    problem: &Problem,
+    settings: &Settings,
+    solution: &Solution,
+    watch: &dyn Watch,
+) -> Result<Explanation, PlanError> {
+    let mut settings = settings.clone();
+    let mut before = solution.score;
+    let tried = changes(problem);
+    let total = tried.len();
+    let inner = |done: usize| {
+        let progress = Progress { work: Work::Changes, done: done as u64, total: total as u64 };
+        Inner { watch, progress }
+    };
+    if solution.method == Method::Genetic {
+        settings.effort = shorter(settings.effort);
+        before = solve_watched(problem, &settings, &inner(0))?.score;
+    }
+    let mut changes = Vec::new();
+    for (done, (what, changed)) in tried.into_iter().enumerate() {
+        match solve_watched(&changed, &settings, &inner(done)) {
+            Ok(Solution { score, .. }) => changes.push(Change { what, score, gain: gain(before, score) }),
+            Err(PlanError::Stopped) => return Err(PlanError::Stopped),
+            // Half the context may be too short for what is asked: that is no remedy.
+            Err(_) => {}
+        }
+    }
     changes.sort_by(|a, b| b.gain.total_cmp(&a.gain));
-    let next_best = solution.others.iter().find(|(_, plan)| in_short(plan) != in_short(&solution.plan));
-    Explanation {
+    Ok(Explanation {
         bottleneck: bottleneck(problem, &solution.plan),
         limits: solution.plan.replicas.iter().map(limit).collect(),
-        next_best: next_best.map(|(score, plan)| (in_short(plan), gain(*score, solution.score))),
         changes,
+    })
+}
+
+/// Within a search that is one of several: says how many are done, and passes on whether to go on.
+struct Inner<'a> {
+    watch: &'a dyn Watch,
+    progress: Progress,
+}
+
+impl Watch for Inner<'_> {
+    fn progress(&self, _: Progress) -> ControlFlow<()> {
+        self.watch.progress(self.progress)
     }
+}
+
+fn shorter(effort: Effort) -> Effort {
+    Effort { population: effort.population / 4, generations: effort.generations / 6, ..effort }
 }
 
 /// The share of `before` that is gone.
@@ -69,8 +108,8 @@ fn gain(before: f64, after: f64) -> f64 {
 fn bottleneck(problem: &Problem, plan: &Plan) -> Phase {
     let workload = &problem.workload;
     let interval = workload.mean_interval().0 / 1e3;
-    let prefill = workload.prompt.mean / plan.prefill_rate().0;
-    let decode = workload.output.mean / plan.decode_rate().0;
+    let prefill = workload.mean_prompt() / plan.prefill_rate().0;
+    let decode = workload.mean_output() / plan.decode_rate().0;
     if prefill.max(decode) <= interval {
         Phase::Neither
     } else if prefill > decode {
@@ -87,25 +126,30 @@ fn limit(replica: &cluster::ReplicaPlan) -> String {
 
 /// Problems with one thing more: one more of each kind of device, links twice as fast, half the slot, a lower speed.
 fn changes(problem: &Problem) -> Vec<(String, Problem)> {
-    let mut changes = Vec::new();
-    let mut kinds: Vec<(usize, &cluster::DeviceProfile)> = Vec::new();
+    let mut kinds: Vec<(usize, &DeviceProfile)> = Vec::new();
     for (index, device) in problem.devices.iter().enumerate() {
         let Some(profile) = problem.profile(&device.id) else { continue };
-        let alike = |other: &(usize, &cluster::DeviceProfile)| {
+        let alike = |other: &(usize, &DeviceProfile)| {
             problem.devices[other.0].memory == device.memory
                 && (&other.1.gpu, &other.1.cpu) == (&profile.gpu, &profile.cpu)
         };
         if !kinds.iter().any(alike) {
             kinds.push((index, profile));
-            changes.push((format!("one more device like {}", device.id), with_copy(problem, index)));
         }
     }
+    kinds.sort_by(|a, b| decode_ms(a.1).total_cmp(&decode_ms(b.1)));
+    let copies = kinds.into_iter().take(KINDS);
+    let mut changes: Vec<(String, Problem)> = copies
+        .map(|(index, profile)| {
+            (format!("one more device like {}", profile.device), with_copy(problem, index))
+        })
+        .collect();
     let mut faster = problem.clone();
     let qualities = faster.links.measured.iter_mut().map(|link| &mut link.quality);
     qualities.chain(&mut faster.links.otherwise).for_each(|quality| quality.bandwidth.0 *= 2.0);
     changes.push(("links twice as fast".to_owned(), faster));
     let half = problem.workload.slot_context / 2;
-    if f64::from(half) >= problem.workload.prompt.mean + problem.workload.output.mean {
+    if f64::from(half) >= problem.workload.mean_prompt() + problem.workload.mean_output() {
         let mut smaller = problem.clone();
         smaller.workload.slot_context = half;
         changes.push((format!("a slot context of {half} tokens"), smaller));
@@ -114,6 +158,13 @@ fn changes(problem: &Problem) -> Vec<(String, Problem)> {
     slower.workload.min_rate.0 *= 0.7;
     changes.push((format!("a minimum speed of {:.1} tok/s", slower.workload.min_rate.0), slower));
     changes
+}
+
+/// Time of one row on the faster processor.
+fn decode_ms(profile: &DeviceProfile) -> f64 {
+    let processors = profile.gpu.iter().chain(&profile.cpu);
+    let blocks = processors.flat_map(|processor| &processor.blocks);
+    blocks.map(|curves| curves.decode.at(1.0, 0.0).0).fold(f64::INFINITY, f64::min)
 }
 
 fn with_copy(problem: &Problem, index: usize) -> Problem {
@@ -126,7 +177,7 @@ fn with_copy(problem: &Problem, index: usize) -> Problem {
     device.id = DeviceId(name.clone());
     device.node = NodeId(name.clone());
     if let Some(profile) = problem.profile(&original.id) {
-        more.profiles.push(cluster::DeviceProfile { device: device.id.clone(), ..profile.clone() });
+        more.profiles.push(DeviceProfile { device: device.id.clone(), ..profile.clone() });
     }
     // It is plugged in where the original is.
     let copies: Vec<_> = problem

@@ -1,10 +1,10 @@
 //! Facts of the paper and of the fixture that the cost model reproduces (`planner-notes`, finding 7).
 
 use crate::chain::Chain;
-use crate::instance::Instance;
-use crate::layout::{Buffers, Layouter};
+use crate::instance::{Buffers, Instance};
+use crate::layout::Layouter;
 use crate::settings::{DecodeReading, EncodingRule, ObjectiveKind, SlotRule};
-use crate::testbed::testbed;
+use crate::testbed::Testbed;
 use cluster::LinkEncoding;
 
 const QWEN: &str = "qwen3-30b-a3b-q4_k_m";
@@ -12,7 +12,7 @@ const GPT: &str = "gpt-oss-20b";
 
 /// Lays out one group of the test bed's devices as the paper does, in the order of their numbers.
 fn layout(numbers: &[usize], model: &str, decode: bool) -> (Vec<(String, u32, u32)>, usize, f64) {
-    let bed = testbed();
+    let bed = Testbed::e2llm().unwrap();
     let problem = bed.on_devices(numbers, model).unwrap();
     let inst = Instance::new(&problem, &bed.settings(ObjectiveKind::Els, DecodeReading::Serial)).unwrap();
     let layouter = Layouter { inst: &inst, encoding: EncodingRule::Fixed(LinkEncoding::F32) };

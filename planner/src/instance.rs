@@ -5,55 +5,21 @@
 //! of the input change nothing but names. Devices that can stand in for each other form a **class**.
 
 mod order;
+mod processor;
 mod read;
 
-use cluster::{Arrivals, DeviceId, LayerRange, ModelShape};
+use cluster::{DeviceId, LayerRange, ModelShape};
 
+use crate::partition::Master;
 use crate::problem::{Problem, ProblemError};
 use crate::settings::{BlockDetail, DecodeReading, Settings};
 
 use order::{canonical_order, classes_of, links_of};
-pub(crate) use read::chunks;
-use read::{Reader, kinds_of, shares_of};
-
-/// Tokens at which the prefill curve is tabulated; the simulator interpolates between them.
-pub(crate) const PREFILL_GRID: [f64; 10] = [1., 8., 32., 64., 128., 256., 512., 1024., 2048., 4096.];
-
-/// One processor of a device, tabulated.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Processor {
-    /// Seconds of one decode step of a block: `[rows][type]`, rows from 0.
-    decode: Vec<f64>,
-    /// Seconds of one prefill chunk of a block: `[point of PREFILL_GRID][type]`.
-    prefill_grid: Vec<f64>,
-    /// Seconds of the mean prompt's chunks for a block, by type.
-    pub prefill: Vec<f64>,
-    /// Seconds of norm and head, by rows.
-    pub head: Vec<f64>,
-    n_kinds: usize,
-}
-
-impl Processor {
-    pub(crate) fn decode(&self, rows: usize) -> &[f64] {
-        &self.decode[rows * self.n_kinds..][..self.n_kinds]
-    }
-
-    pub(crate) fn prefill_at(&self, point: usize) -> &[f64] {
-        &self.prefill_grid[point * self.n_kinds..][..self.n_kinds]
-    }
-
-    /// The same processor, taking `factor` as long.
-    fn slowed(&self, factor: f64) -> Self {
-        let scale = |of: &[f64]| of.iter().map(|t| t * factor).collect();
-        Self {
-            decode: scale(&self.decode),
-            prefill_grid: scale(&self.prefill_grid),
-            prefill: scale(&self.prefill),
-            head: scale(&self.head),
-            n_kinds: self.n_kinds,
-        }
-    }
-}
+pub(crate) use processor::{
+    ByVisit, DEPTH_GRID, PREFILL_GRID, Processor, Visit, at_depth, at_tokens, chunks,
+};
+pub(crate) use read::Handed;
+use read::{Reader, kinds_of, shares_of, window_of};
 
 /// A device.
 #[derive(Debug, Clone, PartialEq)]
@@ -67,16 +33,48 @@ pub(crate) struct DenseDevice {
     pub prefill_buffer: f64,
     pub decode_buffer: f64,
     pub overhead: f64,
+    /// Seconds of looking token embeddings up, if it is the first stage.
+    pub embedding: Option<ByVisit>,
+}
+
+/// What a stage must have room for besides blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Buffers {
+    Prefill,
+    Decode,
+    Both,
+}
+
+/// Bytes for blocks.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Room {
+    pub gpu: f64,
+    pub cpu: f64,
 }
 
 impl DenseDevice {
-    pub(crate) fn largest_buffer(&self) -> f64 {
-        self.prefill_buffer.max(self.decode_buffer)
+    fn buffer(&self, buffers: Buffers) -> f64 {
+        match buffers {
+            Buffers::Prefill => self.prefill_buffer,
+            Buffers::Decode => self.decode_buffer,
+            Buffers::Both => self.prefill_buffer.max(self.decode_buffer),
+        }
     }
 
     /// Whether norm and head are on the GPU when this device is the master: if it has room for them.
     pub(crate) fn head_on_gpu(&self, head_bytes: f64) -> bool {
-        self.gpu.is_some() && (self.cpu.is_none() || self.gpu_bytes >= head_bytes + self.largest_buffer())
+        let largest = self.buffer(Buffers::Both);
+        self.gpu.is_some() && (self.cpu.is_none() || self.gpu_bytes >= head_bytes + largest)
+    }
+
+    /// The processor that computes norm and head when this device is the master.
+    pub(crate) fn head_processor(&self, head_bytes: f64) -> Option<&Processor> {
+        if self.head_on_gpu(head_bytes) { self.gpu.as_ref() } else { self.cpu.as_ref() }
+    }
+
+    /// Seconds of looking embeddings up.
+    pub(crate) fn embedding(&self, visit: Visit) -> f64 {
+        self.embedding.as_ref().map_or(0.0, |embedding| embedding.at(visit))
     }
 }
 
@@ -101,9 +99,15 @@ pub(crate) struct Instance {
     pub uniform: bool,
     /// Bytes of a block and of its cache: `[slots][type]`, slots from 0.
     need: Vec<Vec<f64>>,
-    /// Bytes of cache per token of a block, by type.
-    pub kv_per_token: Vec<f64>,
+    /// What a cache weighs when it is handed over, by type of block.
+    pub handed: Vec<Handed>,
+    /// Tokens that a slot has room for.
+    pub context: f64,
+    /// Tokens of the largest sliding window.
+    pub window: f64,
     pub head_bytes: f64,
+    /// Bytes of what every stage holds besides its blocks.
+    pub global_bytes: f64,
     /// Bytes of one hidden row as f32.
     pub row_bytes: f64,
     pub devices: Vec<DenseDevice>,
@@ -122,8 +126,9 @@ pub(crate) struct Instance {
     pub prefill_chunk: f64,
     /// Whether a stage may begin at a block.
     pub may_start: Vec<bool>,
-    /// Whether a range of blocks may be a stage, where the model has rules about that.
-    pub rules: Option<ModelShape>,
+    /// Whether blocks `[start, end)` may be a stage, by `start · (blocks + 1) + end`, where the model has rules about
+    /// that.
+    ranges: Option<Vec<bool>>,
 }
 
 impl Instance {
@@ -157,8 +162,11 @@ impl Instance {
                 .collect(),
             kind_of,
             need: reader.needs(),
-            kv_per_token: reader.kv_per_token(),
-            head_bytes: (problem.model.head_bytes + problem.model.global_bytes).0 as f64,
+            handed: reader.handed(),
+            context: f64::from(problem.workload.slot_context),
+            window: window_of(&problem.model),
+            head_bytes: problem.model.head_bytes.0 as f64,
+            global_bytes: problem.model.global_bytes.0 as f64,
             row_bytes: f64::from(problem.model.n_embd) * 4.0,
             names: order.iter().map(|&d| problem.devices[d].id.clone()).collect(),
             devices,
@@ -170,7 +178,7 @@ impl Instance {
             serial: settings.reading == DecodeReading::Serial,
             prefill_chunk: f64::from(settings.prefill_chunk.max(1)),
             may_start: may_start(settings.cut_points.as_deref(), n_blocks),
-            rules: (!problem.model.range_rules.is_empty()).then(|| problem.model.clone()),
+            ranges: (!problem.model.range_rules.is_empty()).then(|| ranges_of(&problem.model)),
         })
     }
 
@@ -200,15 +208,29 @@ impl Instance {
 
     /// Whether stages may be cut anywhere.
     pub(crate) fn free_cuts(&self) -> bool {
-        self.rules.is_none() && self.may_start.iter().all(|&may| may)
+        self.ranges.is_none() && self.may_start.iter().all(|&may| may)
     }
 
     /// Whether blocks `[start, end)` may be a stage.
     pub(crate) fn allows(&self, start: usize, end: usize) -> bool {
-        self.may_start[start]
-            && self.rules.as_ref().is_none_or(|model| {
-                LayerRange::new(start as u32, end as u32).is_ok_and(|range| model.check_range(range).is_ok())
-            })
+        let at = start * (self.n_blocks() + 1) + end;
+        self.may_start[start] && self.ranges.as_ref().is_none_or(|ranges| ranges[at])
+    }
+
+    /// Bytes for blocks on a device that has so many slots, once all else is taken off. A GPU without room for a single
+    /// block is not used, so that compute buffers are on the CPU.
+    pub(crate) fn room(&self, device: usize, buffers: Buffers, master: Master, slots: usize) -> Room {
+        let device = &self.devices[device];
+        let besides = device.buffer(buffers) + self.global_bytes;
+        let head = if master == Master::Yes { self.head_bytes } else { 0.0 };
+        let (on_gpu, on_cpu) = if device.head_on_gpu(self.head_bytes) { (head, 0.0) } else { (0.0, head) };
+        let gpu = device.gpu_bytes - besides - on_gpu;
+        let smallest = self.need(slots).iter().copied().fold(f64::INFINITY, f64::min);
+        if device.gpu.is_some() && (gpu >= smallest || device.cpu.is_none()) {
+            Room { gpu, cpu: device.cpu_bytes - on_cpu }
+        } else {
+            Room { gpu: -1.0, cpu: device.cpu_bytes - besides - on_cpu }
+        }
     }
 
     /// The same problem with every device's times multiplied by a factor, and all links' too.
@@ -217,6 +239,7 @@ impl Instance {
         for (device, &factor) in other.devices.iter_mut().zip(device_factors) {
             device.gpu = device.gpu.as_ref().map(|p| p.slowed(factor));
             device.cpu = device.cpu.as_ref().map(|p| p.slowed(factor));
+            device.embedding = device.embedding.as_ref().map(|e| e.scaled(factor));
         }
         other.block_rates = other.devices.iter().flat_map(|d| block_rates(d, other.work.max_slots)).collect();
         for link in &mut other.links {
@@ -237,19 +260,11 @@ fn block_rates(device: &DenseDevice, max_slots: usize) -> Vec<f64> {
 
 fn work_of(problem: &Problem) -> Work {
     let workload = &problem.workload;
-    let (mut prompt, mut output) = (workload.prompt.mean, workload.output.mean);
-    let mut requests = f64::from(workload.requests);
-    if let Arrivals::Trace(entries) = &workload.arrivals {
-        let n = entries.len() as f64;
-        prompt = entries.iter().map(|entry| f64::from(entry.prompt)).sum::<f64>() / n;
-        output = entries.iter().map(|entry| f64::from(entry.output)).sum::<f64>() / n;
-        requests = n;
-    }
     Work {
-        prompt,
-        output,
+        prompt: workload.mean_prompt(),
+        output: workload.mean_output(),
         interval: workload.mean_interval().0 / 1e3,
-        requests,
+        requests: workload.n_requests() as f64,
         max_tpot: 1.0 / workload.min_rate.0,
         max_slots: workload.max_slots as usize,
     }
@@ -259,4 +274,11 @@ fn may_start(cut_points: Option<&[u32]>, n_blocks: usize) -> Vec<bool> {
     (0..n_blocks as u32)
         .map(|block| block == 0 || cut_points.is_none_or(|cuts| cuts.contains(&block)))
         .collect()
+}
+
+fn ranges_of(model: &ModelShape) -> Vec<bool> {
+    let n = model.n_layer();
+    let pairs = (0..=n).flat_map(|start| (0..=n).map(move |end| (start, end)));
+    let may = |(start, end)| LayerRange::new(start, end).is_ok_and(|r| model.check_range(r).is_ok());
+    pairs.map(may).collect()
 }

@@ -4,34 +4,16 @@
 
 use cluster::LinkEncoding;
 
-use crate::chain::{Chain, Pass, forward_hops, head_processor, hops, time_per_token};
-use crate::instance::{DenseDevice, Instance, Processor};
+use crate::chain::{Chain, Pass, forward_hops, hops, time_per_token};
+use crate::instance::{Buffers, Instance, Processor, Visit};
 use crate::partition::dp::{self, Allowed};
-use crate::partition::waterfill::{TokenHops, Waterfill};
-use crate::partition::{Blocks, Partition, StageModel, Tier, rotation};
+use crate::partition::waterfill::Waterfill;
+use crate::partition::{Blocks, Master, Partition, Side, StageModel, Tier, TokenHops, rotation};
 use crate::ring::ring;
 use crate::settings::{EncodingRule, SlotRule};
 
 /// A role's smaller encodings must gain this much to be worth their rounding.
 const ENCODING_GAIN: f64 = 1.01;
-
-/// What a stage must have room for besides blocks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Buffers {
-    Prefill,
-    Decode,
-    Both,
-}
-
-impl Buffers {
-    fn of(self, device: &DenseDevice) -> f64 {
-        match self {
-            Self::Prefill => device.prefill_buffer,
-            Self::Decode => device.decode_buffer,
-            Self::Both => device.prefill_buffer.max(device.decode_buffer),
-        }
-    }
-}
 
 /// How a group may be laid out.
 #[derive(Debug, Clone, Copy)]
@@ -45,7 +27,7 @@ impl<'a> Layouter<'a> {
     pub(crate) fn prefill(&self, group: &[usize]) -> Option<(Chain, f64)> {
         let order = ring(self.inst, group)?;
         let slots = order.len().min(self.inst.work.max_slots);
-        let stages = self.stages(&order, Buffers::Prefill, &|p| &p.prefill, &|p| p.head[1]);
+        let stages = self.stages(&order, Buffers::Prefill, Visit::Prompt, slots);
         let partition = self.fastest_slowest(&stages, slots)?;
         self.encoded(|encoding| {
             let chain = chain_of(&order, &partition, slots, encoding);
@@ -67,7 +49,7 @@ impl<'a> Layouter<'a> {
 
     /// One run of the partition, for the bench.
     pub(crate) fn partition_once(&self, group: &[usize], buffers: Buffers) -> Option<Partition> {
-        let stages = self.stages(group, buffers, &|p| p.decode(1), &|p| p.head[1]);
+        let stages = self.stages(group, buffers, Visit::Decode(1), 1);
         self.fastest_slowest(&stages, 1)
     }
 
@@ -84,8 +66,8 @@ impl<'a> Layouter<'a> {
 
     /// The most slots whose caches fit beside the blocks, of those allowed.
     fn most_slots(&self, order: &[usize], buffers: Buffers) -> Option<usize> {
-        let stages = self.stages(order, buffers, &|p| p.decode(1), &|p| p.head[1]);
         let fits = |slots: usize| {
+            let stages = self.stages(order, buffers, Visit::Decode(1), slots);
             if self.fast() {
                 self.waterfill(&stages, slots).fits()
             } else {
@@ -115,7 +97,7 @@ impl<'a> Layouter<'a> {
         let max_tpot = self.inst.work.max_tpot;
         for slots in (1..=most).rev() {
             let rows = self.rows(slots, order.len());
-            let stages = self.stages(order, buffers, &|p| p.decode(rows), &|p| p.head[rows]);
+            let stages = self.stages(order, buffers, Visit::Decode(rows), slots);
             let Some(partition) = self.fastest_slowest(&stages, slots) else { continue };
             let chain = chain_of(order, &partition, slots, encoding);
             let tpot = self.tpot(&chain, slots);
@@ -145,7 +127,7 @@ impl<'a> Layouter<'a> {
                 if self.ideal_tpot(order, rows, g) > target {
                     continue;
                 }
-                let stages = self.stages(order, buffers, &|p| p.decode(rows), &|p| p.head[rows]);
+                let stages = self.stages(order, buffers, Visit::Decode(rows), slots);
                 let hops = hops(self.inst, order, encoding, rows as f64);
                 let hops = TokenHops { g: g as f64, links: hops.sum, link: hops.slowest };
                 let Some(partition) = self.fastest_token(&stages, slots, hops, target) else { continue };
@@ -209,45 +191,40 @@ impl<'a> Layouter<'a> {
         hops: TokenHops,
         target: f64,
     ) -> Option<Partition> {
+        let target = target * (1.0 + 1e-9);
         if !self.fast() {
-            return self.fastest_slowest(stages, slots);
+            let allowed = |start: usize, end: usize| self.inst.allows(start, end);
+            let allowed: Option<Allowed<'_>> = (!self.inst.free_cuts()).then_some(&allowed);
+            return dp::fastest_token(stages, self.blocks(slots), allowed, (hops, target));
         }
-        self.waterfill(stages, slots).fastest_token(hops, target * (1.0 + 1e-9))
+        self.waterfill(stages, slots).fastest_token(hops, target)
     }
 
     fn blocks(&self, slots: usize) -> Blocks<'a> {
         Blocks { kind_of: &self.inst.kind_of, need: self.inst.need(slots) }
     }
 
-    /// The devices as stages, with costs read by `cost` and of the head by `head`.
-    fn stages(
-        &self,
-        order: &[usize],
-        buffers: Buffers,
-        cost: &dyn Fn(&'a Processor) -> &'a [f64],
-        head: &dyn Fn(&Processor) -> f64,
-    ) -> Vec<StageModel<'a>> {
+    /// The devices as stages with so many slots.
+    fn stages(&self, order: &[usize], buffers: Buffers, visit: Visit, slots: usize) -> Vec<StageModel<'a>> {
         let inst = self.inst;
         let of = |&d: &usize| {
             let device = &inst.devices[d];
-            let gpu_room = device.gpu_bytes - buffers.of(device);
-            let cpu_room = device.cpu_bytes - if device.gpu.is_some() { 0.0 } else { buffers.of(device) };
-            let tier = |processor: Option<&'a Processor>, room: f64| Tier {
-                cost: processor.map_or(&[][..], cost),
-                room,
-                room_as_master: room - inst.head_bytes,
+            let [room, as_master] = [Master::No, Master::Yes].map(|m| inst.room(d, buffers, m, slots));
+            let tier = |processor: Option<&'a Processor>, room: f64, room_as_master: f64| {
+                let costs = processor.map(|p| p.costs(visit));
+                Tier {
+                    cost: costs.map_or(&[][..], |c| c.blocks),
+                    call: costs.map_or(0.0, |c| c.call),
+                    room,
+                    room_as_master,
+                }
             };
-            let mut gpu = tier(device.gpu.as_ref(), gpu_room);
-            let mut cpu = tier(device.cpu.as_ref(), cpu_room);
-            if device.head_on_gpu(inst.head_bytes) {
-                cpu.room_as_master = cpu.room;
-            } else {
-                gpu.room_as_master = gpu.room;
-            }
             StageModel {
-                gpu,
-                cpu,
-                head: head_processor(inst, d).map_or(0.0, head),
+                gpu: tier(device.gpu.as_ref(), room.gpu, as_master.gpu),
+                cpu: tier(device.cpu.as_ref(), room.cpu, as_master.cpu),
+                head: device.head_processor(inst.head_bytes).map_or(0.0, |p| p.costs(visit).head),
+                head_on: if device.head_on_gpu(inst.head_bytes) { Side::Gpu } else { Side::Cpu },
+                embedding: device.embedding(visit),
                 overhead: if order.len() > 1 { device.overhead } else { 0.0 },
             }
         };
@@ -263,5 +240,53 @@ fn chain_of(order: &[usize], partition: &Partition, slots: usize, encoding: Link
         blocks: places.iter().map(|&p| partition.blocks[p]).collect(),
         slots,
         encoding,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exactness::common::{self, Detail, LinkKind, Shape, TwoKinds};
+    use crate::settings::Settings;
+
+    #[test]
+    fn a_partition_costs_what_the_chain_it_becomes_costs() {
+        for seed in 0..40 {
+            let two_kinds = if seed % 2 == 0 { TwoKinds::Yes } else { TwoKinds::No };
+            let shape = Shape {
+                two_kinds,
+                detail: Detail::Full,
+                links: LinkKind::Random,
+                ..Shape::of(1 + (seed % 4) as usize)
+            };
+            let problem = common::problem(shape, seed);
+            let inst = Instance::new(&problem, &Settings::default()).unwrap();
+            let layouter = Layouter { inst: &inst, encoding: Settings::default().encoding };
+            let group: Vec<usize> = (0..inst.devices.len()).collect();
+            let Some(partition) = layouter.partition_once(&group, Buffers::Decode) else { continue };
+            let chain = chain_of(&group, &partition, 1, LinkEncoding::F32);
+            let stages: Vec<f64> =
+                (0..chain.len()).map(|place| chain.decode_stage(&inst, place, 1)).collect();
+            let (slowest, sum) = (stages.iter().copied().fold(0.0, f64::max), stages.iter().sum::<f64>());
+            assert!(
+                (slowest / partition.slowest - 1.0).abs() < 1e-9,
+                "seed {seed}: {partition:?} {stages:?}"
+            );
+            assert!((sum / partition.sum - 1.0).abs() < 1e-9, "seed {seed}: {partition:?} {stages:?}");
+        }
+    }
+
+    #[test]
+    fn a_gpu_that_was_not_measured_lends_its_memory_to_nobody() {
+        let mut problem = common::problem(Shape::of(1), 1);
+        problem.profiles[0].cpu = problem.profiles[0].gpu.take();
+        let bytes = cluster::Bytes(20_000_000_000);
+        problem.devices[0].memory = cluster::DeviceMemory::Discrete { vram: bytes, ram: cluster::Bytes(1) };
+        let inst = Instance::new(&problem, &Settings::default()).unwrap();
+        let room = |inst: &Instance| inst.room(0, Buffers::Decode, Master::No, 1);
+        assert!(room(&inst).gpu < 0.0 && room(&inst).cpu < 0.0);
+        problem.devices[0].memory = cluster::DeviceMemory::Unified { total: bytes };
+        let inst = Instance::new(&problem, &Settings::default()).unwrap();
+        assert_eq!(room(&inst).cpu, 20_000_000_000.0 - inst.devices[0].decode_buffer);
     }
 }

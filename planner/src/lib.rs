@@ -25,6 +25,7 @@ mod instance;
 mod layout;
 mod objective;
 mod partition;
+mod prefill;
 mod problem;
 mod replay;
 mod ring;
@@ -38,14 +39,16 @@ mod solve;
 pub mod suite;
 pub mod table;
 pub mod testbed;
+mod watch;
 
 pub use diagnose::{DeviceRoom, NoFit};
 pub use problem::{Problem, ProblemError};
-pub use replay::{StageUse, cluster_of, predict, utilisation};
+pub use replay::{StageUse, cluster_of, predict, too_large, utilisation};
 pub use rng::Rng;
 pub use robust::{Doubt, InDoubt, compare_in_doubt, solve_robust};
 pub use search::Method;
 pub use settings::{
     BlockDetail, DecodeReading, Effort, EncodingRule, KvLayout, ObjectiveKind, Settings, SlotRule,
 };
-pub use solve::{PlanError, Solution, solve};
+pub use solve::{PlanError, Solution, solve, solve_watched};
+pub use watch::{Progress, Unwatched, Watch, Work};

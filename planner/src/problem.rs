@@ -50,11 +50,22 @@ pub enum ProblemError {
         "the link from {from} to {to} has {what}: measure it again, or leave the pair out if it cannot talk"
     )]
     BadLink { from: String, to: String, what: &'static str },
+    #[error("there are {found} {what}: at most {most} can be planned")]
+    TooMany { what: &'static str, found: u64, most: u64 },
     #[error("the workload's {what} is {value}: it must be {must}")]
     BadWorkload { what: &'static str, value: f64, must: &'static str },
     #[error("entry {index} of the trace {what}")]
     BadTrace { index: usize, what: &'static str },
+    #[error("entry {index} of the trace has {tokens} tokens: a slot has room for {context}")]
+    TraceTooLong { index: usize, tokens: u64, context: u32 },
 }
+
+/// What can be planned in bounded memory and time: more than any cluster in an office, and any model, has.
+const MOST_DEVICES: u64 = 2048;
+const MOST_BLOCKS: u64 = 4096;
+const MOST_SLOTS: u64 = 1024;
+const MOST_REQUESTS: u64 = 1_000_000;
+const MOST_TOKENS: u64 = 1 << 24;
 
 impl Problem {
     /// Everything that is wrong with it.
@@ -66,6 +77,7 @@ impl Problem {
         if self.model.blocks.is_empty() {
             errors.push(ProblemError::NoBlocks);
         }
+        self.check_sizes(&mut errors);
         self.check_names(&mut errors);
         self.check_profiles(&mut errors);
         self.check_links(&mut errors);
@@ -76,6 +88,19 @@ impl Problem {
     /// The profile of a device.
     pub fn profile(&self, device: &DeviceId) -> Option<&DeviceProfile> {
         self.profiles.iter().find(|profile| profile.device == *device)
+    }
+
+    fn check_sizes(&self, errors: &mut Vec<ProblemError>) {
+        let workload = &self.workload;
+        let sizes = [
+            ("devices", self.devices.len() as u64, MOST_DEVICES),
+            ("blocks", self.model.blocks.len() as u64, MOST_BLOCKS),
+            ("slots allowed", u64::from(workload.max_slots), MOST_SLOTS),
+            ("requests", workload.n_requests() as u64, MOST_REQUESTS),
+            ("tokens to a slot", u64::from(workload.slot_context), MOST_TOKENS),
+        ];
+        let too_many = sizes.into_iter().filter(|(_, found, most)| found > most);
+        errors.extend(too_many.map(|(what, found, most)| ProblemError::TooMany { what, found, most }));
     }
 
     fn check_names(&self, errors: &mut Vec<ProblemError>) {
@@ -179,6 +204,11 @@ fn check_workload(workload: &Workload, errors: &mut Vec<ProblemError>) {
                 } else {
                     last = entry.at.0;
                 }
+                let (tokens, context) =
+                    (u64::from(entry.prompt) + u64::from(entry.output), workload.slot_context);
+                if tokens > u64::from(context) {
+                    errors.push(ProblemError::TraceTooLong { index, tokens, context });
+                }
                 if entry.prompt == 0 || entry.output == 0 {
                     errors.push(ProblemError::BadTrace { index, what: "has no prompt or no output" });
                 }
@@ -189,7 +219,8 @@ fn check_workload(workload: &Workload, errors: &mut Vec<ProblemError>) {
         check_spread(what, lengths, errors);
     }
     let longest = workload.prompt.mean + workload.output.mean;
-    if longest > f64::from(workload.slot_context) {
+    let traced = matches!(workload.arrivals, Arrivals::Trace(_));
+    if !traced && longest > f64::from(workload.slot_context) {
         errors.push(ProblemError::BadWorkload {
             what: "mean prompt and output together",
             value: longest,

@@ -1,8 +1,9 @@
 //! A given plan under a workload: for predictions, and for comparing plans with each other.
 
-use cluster::{Plan, Prediction};
+use cluster::{Plan, Prediction, ReplicaPlan, StagePlan};
 
 use crate::chain::{Chain, forward_hops, time_per_token};
+use crate::diagnose::holds;
 use crate::evaluate::{Replica, replica};
 use crate::instance::Instance;
 use crate::objective::{Trials, sim_cluster};
@@ -82,50 +83,80 @@ fn stage_use(inst: &Instance, replica: &Replica, used: &ReplicaUse, (place, end)
     StageUse { stage: share(busy.stage), link: share(busy.link) }
 }
 
+/// The plan's replicas, by number, that need more memory than their devices have.
+pub fn too_large(problem: &Problem, settings: &Settings, plan: &Plan) -> Result<Vec<usize>, PlanError> {
+    let inst = Instance::new(problem, settings).map_err(PlanError::Problem)?;
+    let replicas = replicas_of(&inst, plan)?;
+    let too_large = replicas.iter().enumerate().filter(|(_, r)| !holds(&inst, r, r.chain.slots));
+    Ok(too_large.map(|(number, _)| number).collect())
+}
+
 /// The plan's replicas with the times of the instance's curves.
 pub(crate) fn replicas_of(inst: &Instance, plan: &Plan) -> Result<Vec<Replica>, PlanError> {
     let mut used = vec![false; inst.devices.len()];
-    plan.replicas
-        .iter()
-        .map(|of| {
-            let mut chain = Chain {
-                devices: Vec::new(),
-                blocks: Vec::new(),
-                slots: of.slots as usize,
-                encoding: Default::default(),
-            };
-            let mut next = 0;
-            for stage in &of.stages {
-                let device = inst.names.iter().position(|name| *name == stage.device);
-                let device = device.ok_or_else(|| mismatch(&format!("it uses device {}", stage.device)))?;
-                if std::mem::replace(&mut used[device], true) {
-                    return Err(mismatch(&format!("it uses device {} twice", stage.device)));
-                }
-                if stage.layers.start() != next || stage.gpu_blocks > stage.layers.len() {
-                    return Err(mismatch(&format!(
-                        "blocks {} on {} are out of order",
-                        stage.layers, stage.device
-                    )));
-                }
-                let runs = &inst.devices[device];
-                if (stage.gpu_blocks > 0 && runs.gpu.is_none())
-                    || (stage.cpu_blocks() > 0 && runs.cpu.is_none())
-                {
-                    return Err(mismatch(&format!("{} has no processor for its blocks", stage.device)));
-                }
-                next = stage.layers.end();
-                chain.devices.push(device);
-                chain.blocks.push((stage.gpu_blocks, stage.cpu_blocks()));
-                chain.encoding = stage.encoding;
-            }
-            if next as usize != inst.n_blocks() || chain.slots == 0 || chain.slots > inst.work.max_slots {
-                return Err(mismatch("a replica lacks blocks, or has too many or too few slots"));
-            }
-            Ok(replica(inst, of.role, chain))
-        })
-        .collect()
+    let of = |of: &ReplicaPlan| Ok(replica(inst, of.role, chain_of(inst, of, &mut used)?));
+    plan.replicas.iter().map(of).collect()
 }
 
-fn mismatch(what: &str) -> PlanError {
-    PlanError::Mismatch(what.to_owned())
+fn chain_of(inst: &Instance, of: &ReplicaPlan, used: &mut [bool]) -> Result<Chain, PlanError> {
+    let mut chain = Chain {
+        devices: Vec::new(),
+        blocks: Vec::new(),
+        slots: of.slots as usize,
+        encoding: of.stages.first().map(|stage| stage.encoding).unwrap_or_default(),
+    };
+    let mut next = 0;
+    for stage in &of.stages {
+        let device = inst.names.iter().position(|name| *name == stage.device);
+        let device = device.ok_or_else(|| mismatch(format!("there is no device {}", stage.device)))?;
+        if std::mem::replace(&mut used[device], true) {
+            return Err(mismatch(format!("it uses device {} twice", stage.device)));
+        }
+        check_stage(inst, stage, (device, next))?;
+        next = stage.layers.end();
+        chain.devices.push(device);
+        chain.blocks.push((stage.gpu_blocks, stage.cpu_blocks()));
+    }
+    if next as usize != inst.n_blocks() {
+        return Err(mismatch(format!("a replica has {next} blocks, the model {}", inst.n_blocks())));
+    }
+    if chain.slots == 0 || chain.slots > inst.work.max_slots {
+        return Err(mismatch(format!(
+            "a replica has {} slots: the workload allows 1 to {}",
+            chain.slots, inst.work.max_slots
+        )));
+    }
+    let ring = chain.devices.iter().zip(chain.devices.iter().cycle().skip(1));
+    match ring.filter(|(from, to)| from != to).find(|(from, to)| inst.link(**from, **to).0.is_infinite()) {
+        None => Ok(chain),
+        Some((&from, &to)) => {
+            Err(mismatch(format!("there is no link from {} to {}", inst.names[from], inst.names[to])))
+        }
+    }
+}
+
+fn check_stage(inst: &Instance, stage: &StagePlan, (device, next): (usize, u32)) -> Result<(), PlanError> {
+    let of_stage =
+        |what: String| Err(mismatch(format!("blocks {} on {} {what}", stage.layers, stage.device)));
+    let (start, end) = (stage.layers.start() as usize, stage.layers.end() as usize);
+    if stage.layers.start() != next {
+        return of_stage(format!("do not begin at {next}, where the stage before ends"));
+    }
+    if end > inst.n_blocks() {
+        return of_stage(format!("are more than the model's {}", inst.n_blocks()));
+    }
+    if !inst.allows(start, end) {
+        return of_stage("cannot be a stage of this model".to_owned());
+    }
+    if stage.gpu_blocks > stage.layers.len() {
+        return of_stage(format!("cannot have {} on the GPU", stage.gpu_blocks));
+    }
+    let runs = &inst.devices[device];
+    let missing =
+        (stage.gpu_blocks > 0 && runs.gpu.is_none()) || (stage.cpu_blocks() > 0 && runs.cpu.is_none());
+    if missing { of_stage("are on a processor that has no profile".to_owned()) } else { Ok(()) }
+}
+
+fn mismatch(what: impl Into<String>) -> PlanError {
+    PlanError::Mismatch(what.into())
 }

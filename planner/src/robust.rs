@@ -20,6 +20,7 @@ use crate::search::{Ranked, Search, roles_of, serves};
 use crate::settings::{ObjectiveKind, Settings, SlotRule};
 use crate::sim::requests;
 use crate::solve::{PlanError, Solution, plan_of, trials};
+use crate::watch::{Watch, Work, show};
 
 /// How wrong measurements may be, and how hard to look.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -50,6 +51,9 @@ const PERCENTILE: f64 = 0.9;
 const WORSE: f64 = 1.02;
 const WORSE_AT_MOST: f64 = 0.02;
 
+/// Plans that are judged between two looks at whether to go on.
+const ABREAST: usize = 8;
+
 /// One way in which the world may differ from what was measured.
 struct World {
     inst: Instance,
@@ -57,23 +61,31 @@ struct World {
 }
 
 /// Plans for measurements in doubt. The score is the plan's 90th percentile.
-pub fn solve_robust(problem: &Problem, settings: &Settings, doubt: &Doubt) -> Result<Solution, PlanError> {
+pub fn solve_robust(
+    problem: &Problem,
+    settings: &Settings,
+    doubt: &Doubt,
+    watch: &dyn Watch,
+) -> Result<Solution, PlanError> {
     let inst = Instance::new(problem, settings).map_err(PlanError::Problem)?;
     let drawn = trials(problem, settings);
     let evaluator = Evaluator::new(&inst, settings, roles_of(settings.objective));
-    let search = Search { evaluator: &evaluator, settings, trials: &drawn, keep: doubt.candidates };
-    let Ranked { mut plans, method, judged } = search.run();
+    let search = Search { evaluator: &evaluator, settings, trials: &drawn, keep: doubt.candidates, watch };
+    let Ranked { mut plans, method, judged } = search.run()?;
     let paper = Settings { objective: ObjectiveKind::Els, slots: SlotRule::Largest, ..settings.clone() };
     let apart = Evaluator::new(&inst, &paper, roles_of(paper.objective));
-    let of_paper = Search { evaluator: &apart, settings: &paper, trials: &drawn, keep: 1 }.run();
+    let of_paper = Search { evaluator: &apart, settings: &paper, trials: &drawn, keep: 1, watch }.run()?;
     plans.extend(of_paper.plans);
     plans.retain(|(score, _)| serves(score));
     let worlds: Vec<World> =
         (0..doubt.draws.max(1)).map(|d| world(problem, settings, &inst, (doubt, d))).collect();
-    let scores: Vec<Vec<f64>> = plans
-        .par_iter()
-        .map(|(_, draft)| worlds.iter().map(|world| score(&evaluator, settings, draft, world)).collect())
-        .collect();
+    let mut scores: Vec<Vec<f64>> = Vec::with_capacity(plans.len());
+    for chunk in plans.chunks(ABREAST) {
+        show(watch, Work::Worlds, (scores.len(), plans.len()))?;
+        let of_plan =
+            |(_, draft): &(_, Draft)| worlds.iter().map(|w| score(&evaluator, settings, draft, w)).collect();
+        scores.par_extend(chunk.par_iter().map(of_plan));
+    }
     // The paper's plan is the last; it is never worse than itself.
     let paper = scores.last().cloned().unwrap_or_default();
     let mut ranked: Vec<(bool, f64, &Draft)> = scores
@@ -90,7 +102,7 @@ pub fn solve_robust(problem: &Problem, settings: &Settings, doubt: &Doubt) -> Re
         .into_iter()
         .filter_map(|(_, score, draft)| Some((score, plan_of(&evaluator, settings, &drawn, draft)?)));
     let Some((score, plan)) = solutions.next() else {
-        return Err(crate::diagnose::why_not(problem, settings, &inst));
+        return Err(crate::diagnose::why_not(problem, settings, (&inst, watch)));
     };
     Ok(Solution { plan, score, others: solutions.take(2).collect(), bound: None, method, judged })
 }

@@ -14,6 +14,7 @@ use crate::instance::Instance;
 use crate::objective::{Objective, Rates, Reach, Score, Trials, better, by_rates, compare};
 use crate::roles::assign;
 use crate::settings::{ObjectiveKind, Settings};
+use crate::watch::{Stopped, Watch, Work, show};
 
 /// Plans that are simulated side by side between two looks at what is best: fixed, so that the number of threads does
 /// not change what is given up.
@@ -46,6 +47,7 @@ pub(crate) struct Search<'a> {
     pub trials: &'a Trials,
     /// Plans to return where there are so many.
     pub keep: usize,
+    pub watch: &'a dyn Watch,
 }
 
 /// The roles that an objective plans with: the paper's have prefill and decode apart.
@@ -54,23 +56,26 @@ pub(crate) fn roles_of(kind: ObjectiveKind) -> Roles {
 }
 
 impl Search<'_> {
-    pub(crate) fn run(&self) -> Ranked {
+    pub(crate) fn run(&self) -> Result<Ranked, Stopped> {
         let inst = self.inst();
         let sizes: Vec<usize> = inst.classes.iter().map(Vec::len).collect();
         if steps(&sizes) > self.settings.effort.exact_steps {
             return self.genetic();
         }
-        let states = States::new(self.evaluator);
+        let states = States::new(self.evaluator, self.watch)?;
         let found = match self.settings.objective {
-            ObjectiveKind::Els | ObjectiveKind::Ft => Some(self.on_front(&states)),
+            ObjectiveKind::Els | ObjectiveKind::Ft => Some(self.on_front(&states)?),
             ObjectiveKind::Splitwise => self.strongest_prefill(&states),
-            ObjectiveKind::Queue => Some(self.simulated(&states)),
+            ObjectiveKind::Queue => Some(self.simulated(&states)?),
         };
-        let mut ranked = found.unwrap_or_else(|| self.genetic());
+        let mut ranked = match found {
+            Some(ranked) => ranked,
+            None => self.genetic()?,
+        };
         if !ranked.plans.first().is_some_and(|best| best.0[0].is_finite()) {
             self.single_mixed(&states, &mut ranked);
         }
-        ranked
+        Ok(ranked)
     }
 
     fn inst(&self) -> &Instance {
@@ -89,11 +94,11 @@ impl Search<'_> {
     }
 
     /// Objectives on rates have their best plan on the front.
-    fn on_front(&self, states: &States) -> Ranked {
-        let fronts = Fronts::new(states);
+    fn on_front(&self, states: &States) -> Result<Ranked, Stopped> {
+        let fronts = Fronts::new(states, self.watch)?;
         let drafts = fronts.last().iter().map(|point| fronts.draft(states, point));
         let plans = drafts.map(|draft| (self.score(&draft), draft)).collect();
-        Ranked { judged: fronts.last().len() as u64, plans: self.ranked(plans), method: Method::Exact }
+        Ok(Ranked { judged: fronts.last().len() as u64, plans: self.ranked(plans), method: Method::Exact })
     }
 
     /// Splitwise's roles follow from the grouping, so every grouping is looked at, if there are not too many.
@@ -120,33 +125,34 @@ impl Search<'_> {
     }
 
     /// Every plan is simulated that a bound does not rule out; where there are too many, those on the front of rates.
-    fn simulated(&self, states: &States) -> Ranked {
+    fn simulated(&self, states: &States) -> Result<Ranked, Stopped> {
         if let Some(listed) = all(states, Listing::Options, self.settings.effort.enumerated_plans) {
             return self.branch_and_bound(states, &listed);
         }
-        let fronts = Fronts::new(states);
+        let fronts = Fronts::new(states, self.watch)?;
         let drafts: Vec<Draft> = fronts.last().iter().map(|point| fronts.draft(states, point)).collect();
         let judged = drafts.len() as u64;
-        Ranked { plans: self.simulate_best(drafts), method: Method::Simulated, judged }
+        Ok(Ranked { plans: self.simulate_best(drafts)?, method: Method::Simulated, judged })
     }
 
     /// Simulates the best plans by the fluid estimate and ranks them by what came out.
-    pub(crate) fn simulate_best(&self, drafts: Vec<Draft>) -> Vec<(Score, Draft)> {
+    pub(crate) fn simulate_best(&self, drafts: Vec<Draft>) -> Result<Vec<(Score, Draft)>, Stopped> {
         let mut estimated: Vec<(Score, Draft)> =
             drafts.into_iter().filter(|d| !d.is_empty()).map(|draft| (self.score(&draft), draft)).collect();
         estimated.sort_by(|a, b| compare(&a.0, &b.0));
         estimated.truncate(self.settings.effort.simulated_plans);
         let mut best = Best::new(self.keep);
         for chunk in (0..estimated.len()).collect::<Vec<_>>().chunks(ABREAST) {
+            show(self.watch, Work::Simulations, (chunk[0], estimated.len()))?;
             let limit = best.limit();
             let scores: Vec<f64> = chunk.par_iter().map(|&i| self.simulate(&estimated[i].1, limit)).collect();
             chunk.iter().zip(scores).for_each(|(&i, score)| best.insert(score, i));
         }
         let plans = best.entries.into_iter().map(|(score, i)| ([score, 0.0, 0.0], estimated[i].1.clone()));
-        plans.collect()
+        Ok(plans.collect())
     }
 
-    fn branch_and_bound(&self, states: &States, listed: &Plans) -> Ranked {
+    fn branch_and_bound(&self, states: &States, listed: &Plans) -> Result<Ranked, Stopped> {
         let reaches = self.reaches(states);
         let work = &self.inst().work;
         let estimate = |index: usize| -> Option<(f64, f64, u32)> {
@@ -164,27 +170,29 @@ impl Search<'_> {
             (0..listed.len()).into_par_iter().with_min_len(256).filter_map(estimate).collect();
         order.par_sort_by(|a, b| a.0.total_cmp(&b.0).then(a.2.cmp(&b.2)));
         let all = self.inst().devices.len() <= SIMULATE_ALL;
-        let mut left = if all { usize::MAX } else { self.settings.effort.simulated_plans };
+        let total = if all { order.len() } else { self.settings.effort.simulated_plans.min(order.len()) };
+        let mut done = 0;
         let mut best = Best::new(self.keep);
         let mut next = order.iter();
         let method = loop {
+            show(self.watch, Work::Simulations, (done, total))?;
             let limit = best.limit();
             let chunk: Vec<usize> =
                 next.by_ref().filter(|o| o.1 < limit).take(ABREAST).map(|o| o.2 as usize).collect();
             if chunk.is_empty() {
                 break Method::Exact;
             }
-            if chunk.len() > left {
+            if done + chunk.len() > total {
                 break Method::Simulated;
             }
-            left -= chunk.len();
+            done += chunk.len();
             let simulate = |&i: &usize| self.simulate(&draft_of(states, listed.get(i)), limit);
             let scores: Vec<f64> = chunk.par_iter().map(simulate).collect();
             chunk.iter().zip(scores).for_each(|(&i, score)| best.insert(score, i));
         };
         let plans =
             best.entries.iter().map(|&(score, i)| ([score, 0.0, 0.0], draft_of(states, listed.get(i))));
-        Ranked { plans: plans.collect(), method, judged: listed.len() as u64 }
+        Ok(Ranked { plans: plans.collect(), method, judged: listed.len() as u64 })
     }
 
     /// What each option of each group can do at most.
@@ -207,20 +215,21 @@ impl Search<'_> {
         self.trials.score(self.inst(), &replicas, limit)
     }
 
-    fn genetic(&self) -> Ranked {
+    fn genetic(&self) -> Result<Ranked, Stopped> {
         let context = Context {
             evaluator: self.evaluator,
             kind: self.settings.objective,
             objective: self.objective(),
             seed: self.settings.seed,
             effort: self.settings.effort,
+            watch: self.watch,
         };
-        let (plans, judged) = genetic::search(&context);
+        let (plans, judged) = genetic::search(&context)?;
         let mut plans = self.ranked(plans);
         if self.settings.objective == ObjectiveKind::Queue {
-            plans = self.simulate_best(plans.into_iter().map(|(_, draft)| draft).collect());
+            plans = self.simulate_best(plans.into_iter().map(|(_, draft)| draft).collect())?;
         }
-        Ranked { plans, method: Method::Genetic, judged }
+        Ok(Ranked { plans, method: Method::Genetic, judged })
     }
 
     /// Where only one replica fits it does both, whatever the objective.

@@ -8,7 +8,7 @@ use cluster::{
 use thiserror::Error;
 
 use crate::bound;
-use crate::chain::{Chain, time_per_token};
+use crate::chain::{Chain, forward_hops, time_per_token};
 use crate::diagnose::{self, NoFit};
 use crate::evaluate::{Draft, Evaluator, Replica};
 use crate::instance::Instance;
@@ -17,6 +17,8 @@ use crate::problem::{Problem, ProblemError};
 use crate::search::{Method, Search, roles_of, serves};
 use crate::settings::{ObjectiveKind, Settings};
 use crate::sim::{Summary, requests};
+use crate::table::in_short;
+use crate::watch::{Stopped, Unwatched, Watch};
 
 /// Plans that are kept beside the best, so that it can be said how much better it is.
 const KEPT: usize = 3;
@@ -39,6 +41,15 @@ pub struct Solution {
     pub judged: u64,
 }
 
+impl Solution {
+    /// The best plan that is another one, its score, and by which share of the best score it is worse.
+    pub fn next_best(&self) -> Option<(&Plan, f64, f64)> {
+        let (score, plan) = self.others.iter().find(|(_, plan)| in_short(plan) != in_short(&self.plan))?;
+        let worse_by = if self.score > 0.0 { score / self.score - 1.0 } else { 0.0 };
+        Some((plan, *score, worse_by))
+    }
+}
+
 /// Why there is no plan.
 #[derive(Debug, Clone, PartialEq, Error)]
 pub enum PlanError {
@@ -47,7 +58,7 @@ pub enum PlanError {
     Problem(Vec<ProblemError>),
     /// The model does not fit.
     #[error("{0}")]
-    NoFit(NoFit),
+    NoFit(Box<NoFit>),
     /// It fits, but no replica is fast enough.
     #[error(
         "no replica generates {asked:.1} tok/s for even one request; the fastest gives {best:.1} tok/s (on {}): ask for \
@@ -64,23 +75,41 @@ pub enum PlanError {
     /// A given plan does not match the problem.
     #[error("the plan does not match the cluster: {0}")]
     Mismatch(String),
+    /// Whoever watches the search has ended it.
+    #[error("planning was stopped")]
+    Stopped,
+}
+
+impl From<Stopped> for PlanError {
+    fn from(_: Stopped) -> Self {
+        Self::Stopped
+    }
 }
 
 /// Plans. The same problem and settings give the same plan, on any number of threads.
 pub fn solve(problem: &Problem, settings: &Settings) -> Result<Solution, PlanError> {
+    solve_watched(problem, settings, &Unwatched)
+}
+
+/// [`solve`], telling how far it is.
+pub fn solve_watched(
+    problem: &Problem,
+    settings: &Settings,
+    watch: &dyn Watch,
+) -> Result<Solution, PlanError> {
     let inst = Instance::new(problem, settings).map_err(PlanError::Problem)?;
     let trials = trials(problem, settings);
     let evaluator = Evaluator::new(&inst, settings, roles_of(settings.objective));
     // Rates know nothing of links between replicas, so where some are missing a plan further down may be the first that
     // can hand caches over.
     let keep = if inst.some_cannot_talk() { KEPT_OF_BROKEN } else { KEPT };
-    let search = Search { evaluator: &evaluator, settings, trials: &trials, keep };
-    let ranked = search.run();
+    let search = Search { evaluator: &evaluator, settings, trials: &trials, keep, watch };
+    let ranked = search.run()?;
     let plans = ranked.plans.iter().filter(|(score, _)| serves(score));
     let mut plans =
         plans.filter_map(|(score, draft)| Some((score[0], plan_of(&evaluator, settings, &trials, draft)?)));
     let Some((score, plan)) = plans.next() else {
-        return Err(diagnose::why_not(problem, settings, &inst));
+        return Err(diagnose::why_not(problem, settings, (&inst, watch)));
     };
     let others = plans.take(KEPT - 1).collect();
     let bound = bound_of(&inst, settings);
@@ -170,8 +199,10 @@ fn micro_batches(inst: &Instance, chain: &Chain) -> (usize, usize) {
 fn loads(inst: &Instance, replica: &Replica) -> Vec<f64> {
     let chain = &replica.chain;
     if replica.role == Role::Prefill {
-        let slowest = replica.sim.prefill.of(inst.work.prompt).slowest;
-        return (0..chain.len()).map(|place| chain.prefill_stage(inst, place) / slowest).collect();
+        let stages: Vec<f64> = (0..chain.len()).map(|place| chain.prefill_stage(inst, place)).collect();
+        let links = forward_hops(inst, &chain.devices, chain.encoding, inst.work.prompt);
+        let slowest = stages.iter().copied().fold(links.slowest, f64::max);
+        return stages.into_iter().map(|seconds| seconds / slowest).collect();
     }
     let (rows, g) = micro_batches(inst, chain);
     let tpot = replica.sim.tpot[chain.slots];
@@ -191,12 +222,12 @@ fn limit(inst: &Instance, replica: &Replica, loads: &[f64]) -> Limit {
         if one_more > inst.work.max_tpot && loads[slowest] > 0.9 {
             return Limit::Qos;
         }
-        if !diagnose::holds(inst, chain, chain.slots + 1) {
+        if !diagnose::holds(inst, replica, chain.slots + 1) {
             return Limit::Memory;
         }
     }
     let rows = if replica.role == Role::Prefill { inst.work.prompt } else { 1.0 };
-    let hops = crate::chain::forward_hops(inst, &chain.devices, chain.encoding, rows);
+    let hops = forward_hops(inst, &chain.devices, chain.encoding, rows);
     let (_, g) = if replica.role == Role::Prefill { (0, 1) } else { micro_batches(inst, chain) };
     let busy = if replica.role == Role::Prefill {
         replica.sim.prefill.of(inst.work.prompt).slowest

@@ -1,6 +1,4 @@
-//! A plan as text: the paper's table of replicas, and one line.
-
-use std::fmt::Write as _;
+//! A plan as words: the rows of the paper's table of replicas, and one line.
 
 use cluster::{Plan, ReplicaPlan, Role};
 
@@ -56,41 +54,4 @@ pub const TITLES: [&str; 9] =
 
 fn rate(tokens_per_second: f64) -> String {
     if tokens_per_second > 0.0 { format!("{tokens_per_second:.0}") } else { "-".to_owned() }
-}
-
-/// The whole plan as plain text, aligned.
-pub fn text(plan: &Plan) -> String {
-    let rows = rows(plan);
-    let mut widths = TITLES.map(str::len);
-    for row in &rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.chars().count());
-        }
-    }
-    let mut out = String::new();
-    let line = |out: &mut String, cells: &[&str]| {
-        let padded: Vec<String> =
-            cells.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
-        let _ = writeln!(out, "{}", padded.join("  ").trim_end());
-    };
-    line(&mut out, &TITLES);
-    for row in &rows {
-        line(&mut out, &row.each_ref().map(String::as_str));
-    }
-    if !plan.idle.is_empty() {
-        let idle: Vec<&str> = plan.idle.iter().map(|device| device.0.as_str()).collect();
-        let _ = writeln!(out, "idle: {}", idle.join(", "));
-    }
-    let predicted = &plan.prediction;
-    let _ = writeln!(
-        out,
-        "PS {:.0} tok/s, DS {:.0} tok/s; TTFT {:.2} s, TPOT {:.1} ms, wait {:.2} s (longest {:.2} s)",
-        plan.prefill_rate().0,
-        plan.decode_rate().0,
-        predicted.ttft.0 / 1e3,
-        predicted.tpot.0,
-        predicted.wait.0 / 1e3,
-        predicted.max_wait.0 / 1e3,
-    );
-    out
 }

@@ -1,5 +1,5 @@
 //! Reads the test bed of the E2LLM paper as it was rebuilt from published measurements
-//! (`tests/fixtures/e2llm_testbed.json`, every constant with its source), and makes its 36 configurations.
+//! (`data/e2llm_testbed.json`, every constant with its source), and makes its 36 configurations.
 //!
 //! It is the format of that one file, not Shoal's own; those are in `protocol`.
 
@@ -130,7 +130,12 @@ impl Configuration {
 }
 
 impl Testbed {
-    /// Reads the file's bytes.
+    /// The paper's test bed, which comes with this crate.
+    pub fn e2llm() -> Result<Self, TestbedError> {
+        Self::read(include_bytes!("../data/e2llm_testbed.json"))
+    }
+
+    /// Reads a file's bytes.
     pub fn read(json: &[u8]) -> Result<Self, TestbedError> {
         Ok(serde_json::from_slice(json)?)
     }
@@ -344,9 +349,4 @@ fn shape_of(name: &str, shape: &FileModel) -> ModelShape {
         experts: None,
         range_rules: Vec::new(),
     }
-}
-
-#[cfg(test)]
-pub(crate) fn testbed() -> Testbed {
-    Testbed::read(include_bytes!("../tests/fixtures/e2llm_testbed.json")).unwrap()
 }

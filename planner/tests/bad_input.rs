@@ -38,7 +38,7 @@ fn a_model_that_fits_nowhere_is_said_in_numbers_per_device() {
     assert!(fit.devices.iter().all(|room| room.blocks == 3), "{fit:?}");
     let said = fit.to_string();
     assert!(
-        said.contains("needs 7.") && said.contains("device-000") && said.contains("more would do"),
+        said.contains("needs 7.") && said.contains("device-000") && said.contains("more on device-"),
         "{said}"
     );
 }
@@ -67,7 +67,8 @@ fn devices_that_cannot_talk_are_not_chained() {
     assert!(solve(&problem, &Settings::default()).is_ok());
     problem.links.otherwise = None;
     let PlanError::NoFit(fit) = error(&problem) else { panic!() };
-    assert!(fit.links_missing);
+    // Three hosts: six ways.
+    assert_eq!(fit.missing_links.len(), 6);
     assert!(fit.to_string().contains("missing links"), "{fit}");
 }
 
@@ -188,5 +189,66 @@ fn a_model_with_fewer_blocks_than_devices_is_never_cut_finer_than_its_blocks() {
 fn a_robust_plan_of_a_bad_problem_is_refused_too() {
     let mut problem = good();
     problem.devices.clear();
-    assert!(solve_robust(&problem, &Settings::default(), &planner::Doubt::default()).is_err());
+    assert!(
+        solve_robust(&problem, &Settings::default(), &planner::Doubt::default(), &planner::Unwatched)
+            .is_err()
+    );
+}
+
+#[test]
+fn sizes_that_no_search_could_hold_are_refused_by_number() {
+    let mut problem = good();
+    problem.workload.max_slots = u32::MAX;
+    problem.workload.requests = u32::MAX;
+    problem.workload.slot_context = u32::MAX;
+    problem.model.blocks = vec![problem.model.blocks[0]; 5000];
+    let faults = faults(&problem);
+    assert_eq!(faults.len(), 4, "{faults:?}");
+    assert!(faults.iter().all(|fault| fault.contains("at most")) && faults[0].contains("5000"), "{faults:?}");
+}
+
+#[test]
+fn curves_that_no_device_has_are_refused_before_planning() {
+    use cluster::{Surface, SurfaceError};
+    for ms in [0.0, -0.5, f64::NAN] {
+        let refused = Surface::flat(vec![1, 8], vec![Millis(1.0), Millis(ms)]);
+        assert!(matches!(refused, Err(SurfaceError::BadTime { .. })), "{ms}");
+    }
+    let mut problem = good();
+    problem.profiles[0].hop_overhead = Millis(-1.0);
+    assert!(faults(&problem)[0].contains("-1"), "{:?}", faults(&problem));
+}
+
+#[test]
+fn a_search_that_is_stopped_says_so() {
+    struct Stop;
+    impl planner::Watch for Stop {
+        fn progress(&self, _: planner::Progress) -> std::ops::ControlFlow<()> {
+            std::ops::ControlFlow::Break(())
+        }
+    }
+    for objective in ObjectiveKind::ALL {
+        let settings = Settings { objective, ..Settings::default() };
+        assert_eq!(planner::solve_watched(&good(), &settings, &Stop), Err(PlanError::Stopped));
+    }
+    let many = problem(Shape { types: 3, ..Shape::of(60) }, 1);
+    assert_eq!(planner::solve_watched(&many, &Settings::default(), &Stop), Err(PlanError::Stopped));
+}
+
+#[test]
+fn the_memory_that_is_said_to_be_enough_is_enough() {
+    let mut problem = good();
+    for device in &mut problem.devices {
+        device.memory = DeviceMemory::Unified { total: Bytes(2_500_000_000) };
+    }
+    let PlanError::NoFit(fit) = error(&problem) else { panic!() };
+    let (name, more) = fit.more_memory.unwrap();
+    let mut grown = |by: Bytes| {
+        for device in problem.devices.iter_mut().filter(|device| device.id == name) {
+            device.memory = DeviceMemory::Unified { total: Bytes(2_500_000_000) + by };
+        }
+        solve(&problem, &Settings { objective: ObjectiveKind::Els, ..Settings::default() }).is_ok()
+    };
+    assert!(grown(more));
+    assert!(!grown(more.saturating_sub(Bytes::from_mib(17))));
 }

@@ -4,9 +4,10 @@
 mod common;
 
 use cluster::{
-    Arrivals, Bytes, DeviceId, DeviceMemory, Limit, LinkEncoding, Millis, NodeId, Plan, Role, TokensPerSecond,
+    Arrivals, Attention, Bytes, DeviceId, DeviceMemory, Limit, LinkEncoding, Millis, NodeId, Plan, RangeRule,
+    Role, TokensPerSecond,
 };
-use common::{LinkKind, Shape, TwoKinds, problem};
+use common::{Detail, LinkKind, Shape, TwoKinds, problem};
 use planner::{EncodingRule, KvLayout, ObjectiveKind, PlanError, Problem, Rng, Settings, solve};
 use proptest::prelude::*;
 
@@ -20,6 +21,7 @@ fn shape(seed: u64) -> Shape {
         types: rng.below(3),
         two_kinds: if rng.unit() < 0.3 { TwoKinds::Yes } else { TwoKinds::No },
         links: if rng.unit() < 0.3 { LinkKind::Random } else { LinkKind::Uniform },
+        detail: if rng.unit() < 0.5 { Detail::Full } else { Detail::Plain },
         ..Shape::of(1 + rng.below(5))
     }
 }
@@ -47,13 +49,14 @@ fn stage_bytes(problem: &Problem, plan: &Plan, replica: usize, stage: usize) -> 
         let block = &problem.model.blocks[index as usize];
         let context = f64::from(problem.workload.slot_context);
         let tokens = match block.kind.attention {
-            cluster::Attention::SlidingWindow { window } => {
+            Attention::SlidingWindow { window } => {
                 f64::from((window + n_ubatch).div_ceil(256) * 256).min(context)
             }
-            _ => context,
+            Attention::Full => context,
+            Attention::Recurrent => 0.0,
         };
-        let bytes = block.weight_bytes.0 as f64
-            + f64::from(of.slots) * tokens * block.kv_elements_per_token as f64 * 2.0;
+        let cache = tokens * block.kv_elements_per_token as f64 * 2.0 + block.state_bytes_per_slot.0 as f64;
+        let bytes = block.weight_bytes.0 as f64 + f64::from(of.slots) * cache;
         let on_gpu = index >= range.end() - of.stages[stage].gpu_blocks;
         *(if on_gpu { &mut gpu } else { &mut cpu }) += bytes;
     }
@@ -83,11 +86,13 @@ fn assert_sound(problem: &Problem, plan: &Plan) -> Result<(), TestCaseError> {
                 DeviceMemory::Discrete { vram, ram } => (vram.0 as f64, ram.0 as f64),
                 DeviceMemory::Unified { total } => (total.0 as f64, 0.0),
             };
-            // The head is on the GPU where it fits there.
-            let on_gpu = vram - buffer.0 as f64 - gpu >= head;
-            let gpu = if gpu > 0.0 { gpu + buffer.0 as f64 } else { 0.0 } + if on_gpu { head } else { 0.0 };
+            // The head is on the GPU where it fits there; buffers and what every stage holds are where blocks are.
+            let besides = (buffer + problem.model.global_bytes).0 as f64;
+            let on_gpu = vram - besides - gpu >= head;
+            let gpu = if gpu > 0.0 { gpu + besides } else { 0.0 } + if on_gpu { head } else { 0.0 };
+            let cpu = cpu + if gpu > 0.0 { 0.0 } else { besides } + if on_gpu { 0.0 } else { head };
             prop_assert!(gpu <= vram, "{} needs {gpu} of {vram}", device.id);
-            prop_assert!(cpu + if on_gpu { 0.0 } else { head } <= ram, "{} needs {cpu} of {ram}", device.id);
+            prop_assert!(cpu <= ram || cpu == 0.0, "{} needs {cpu} of {ram}", device.id);
         }
         prop_assert_eq!(next, problem.model.n_layer());
         if replica.role != Role::Prefill {
@@ -287,6 +292,30 @@ fn cut_points_are_kept_to() {
             assert!(starts.into_iter().all(|start| start % 6 == 0));
         }
     }
+}
+
+#[test]
+fn ranges_that_the_model_forbids_are_never_stages() {
+    let rules = [
+        RangeRule::StartMultiple { step: 4 },
+        RangeRule::SlidingBlock,
+        RangeRule::ForbiddenLength { length: 9 },
+        RangeRule::BothMemories,
+        RangeRule::WholeOnly,
+    ];
+    let mut stages = 0;
+    for (rule, seed) in rules.into_iter().flat_map(|rule| (0..8).map(move |seed| (rule, seed))) {
+        let shape = Shape { two_kinds: TwoKinds::Yes, detail: Detail::Full, ..Shape::of(4) };
+        let mut problem = problem(shape, seed);
+        problem.model.range_rules = vec![rule];
+        if let Some((_, plan)) = planned(&problem, &settings(ObjectiveKind::Els)) {
+            for stage in plan.replicas.iter().flat_map(|replica| &replica.stages) {
+                assert_eq!(problem.model.check_range(stage.layers), Ok(()));
+                stages += 1;
+            }
+        }
+    }
+    assert!(stages > 50, "{stages}");
 }
 
 #[test]

@@ -10,12 +10,12 @@ use planner::sim::{Bounds, ShortestCount, ShortestWork, requests, simulate};
 use planner::suite::{EQUAL_BELOW, outcome, suite};
 use planner::testbed::{Configuration, Testbed};
 use planner::{
-    DecodeReading, Doubt, Effort, Method, ObjectiveKind, PlanError, Problem, Settings, cluster_of,
-    compare_in_doubt, draw, predict, solve, solve_robust, table, utilisation,
+    DecodeReading, Doubt, Effort, Method, ObjectiveKind, PlanError, Problem, Settings, Unwatched, cluster_of,
+    compare_in_doubt, draw, predict, solve, solve_robust, table, too_large, utilisation,
 };
 
 fn testbed() -> Testbed {
-    Testbed::read(include_bytes!("fixtures/e2llm_testbed.json")).unwrap()
+    Testbed::e2llm().unwrap()
 }
 
 fn configuration(devices: &str, model: &str, dataset: &str, interval: f64) -> (Problem, Testbed) {
@@ -33,7 +33,7 @@ fn queue_waits_no_longer_than_the_other_objectives_on_workloads_it_has_not_seen(
     let bed = testbed();
     for reading in [DecodeReading::Batched, DecodeReading::Serial] {
         let small = bed.configurations().into_iter().filter(|c| c.devices != "8");
-        let outcomes = small.map(|c| outcome(&bed, &c, reading).unwrap()).collect();
+        let outcomes = small.map(|c| outcome(&bed, &c, reading, &mut |_| {}).unwrap()).collect();
         let suite = suite(outcomes);
         assert_eq!(suite.configurations.len(), 24);
         assert!(suite.congested >= 18, "{}", suite.congested);
@@ -130,7 +130,7 @@ fn counting_requests_instead_of_work_makes_waits_longer() {
 fn a_robust_plan_is_hardly_ever_worse_than_els_when_speeds_are_off() {
     let (problem, bed) = configuration("6", GPT, "IELTS", 1.0);
     let settings = bed.settings(ObjectiveKind::Queue, DecodeReading::Batched);
-    let robust = solve_robust(&problem, &settings, &Doubt::default()).unwrap();
+    let robust = solve_robust(&problem, &settings, &Doubt::default(), &Unwatched).unwrap();
     let els = solve(&problem, &bed.settings(ObjectiveKind::Els, DecodeReading::Batched)).unwrap();
     // Other draws than those it was chosen by, speeds alone.
     let other = Settings { seed: 77, ..settings };
@@ -145,11 +145,11 @@ fn an_explanation_names_the_bottleneck_the_next_best_and_what_helps() {
     let (problem, bed) = configuration("4", GPT, "LZByteDance", 0.1);
     let settings = bed.settings(ObjectiveKind::Els, DecodeReading::Batched);
     let solution = solve(&problem, &settings).unwrap();
-    let explanation = explain(&problem, &settings, &solution);
+    let explanation = explain(&problem, &settings, &solution, &Unwatched).unwrap();
     assert_eq!(explanation.bottleneck, Phase::Decode);
     assert_eq!(explanation.limits.len(), solution.plan.replicas.len());
-    let (_, behind) = explanation.next_best.unwrap();
-    assert!(behind >= 0.0);
+    let (next, score, behind) = solution.next_best().unwrap();
+    assert!(behind >= 0.0 && score >= solution.score && *next != solution.plan);
     // A device more helps most here, and no device makes it worse.
     assert!(explanation.changes[0].what.starts_with("one more device"), "{:?}", explanation.changes);
     assert!(explanation.changes[0].gain > 0.1);
@@ -183,23 +183,57 @@ fn the_busiest_stage_of_a_loaded_replica_is_busy_nearly_all_the_time() {
 }
 
 #[test]
-fn a_plan_of_another_cluster_is_refused() {
+fn a_plan_of_another_cluster_or_model_is_refused_with_what_differs() {
     let (problem, bed) = configuration("6", QWEN, "LZByteDance", 1.0);
     let settings = bed.settings(ObjectiveKind::Els, DecodeReading::Batched);
-    let mut plan = solve(&problem, &settings).unwrap().plan;
-    plan.replicas[0].stages[0].device.0 = "nobody".into();
-    assert!(matches!(predict(&problem, &settings, &plan, &[1]), Err(PlanError::Mismatch(_))));
+    let plan = solve(&problem, &settings).unwrap().plan;
+    let refusal = |problem: &Problem, change: &dyn Fn(&mut cluster::Plan)| {
+        let mut changed = plan.clone();
+        change(&mut changed);
+        let error = predict(problem, &settings, &changed, &[1]).unwrap_err();
+        assert!(matches!(error, PlanError::Mismatch(_)), "{error}");
+        error.to_string()
+    };
+    let said = refusal(&problem, &|plan| plan.replicas[0].stages[0].device.0 = "nobody".into());
+    assert!(said.contains("no device nobody"), "{said}");
+    let said = refusal(&problem, &|plan| {
+        let again = plan.replicas[0].clone();
+        plan.replicas.push(again);
+    });
+    assert!(said.contains("twice"), "{said}");
+    let said = refusal(&problem, &|plan| plan.replicas[0].stages[0].gpu_blocks = 99);
+    assert!(said.contains("99 on the GPU"), "{said}");
+    let said = refusal(&problem, &|plan| plan.replicas[0].slots = 0);
+    assert!(said.contains("0 slots"), "{said}");
+    let mut shorter = problem.clone();
+    shorter.model.blocks.truncate(40);
+    let said = refusal(&shorter, &|_| {});
+    assert!(said.contains("40"), "{said}");
+    let mut apart = problem.clone();
+    apart.links.otherwise = None;
+    let said = refusal(&apart, &|_| {});
+    assert!(said.contains("no link from"), "{said}");
+}
+
+#[test]
+fn a_plan_that_needs_more_memory_than_there_is_is_told_apart() {
+    let (mut problem, bed) = configuration("6", QWEN, "LZByteDance", 1.0);
+    let settings = bed.settings(ObjectiveKind::Els, DecodeReading::Batched);
+    let plan = solve(&problem, &settings).unwrap().plan;
+    assert_eq!(too_large(&problem, &settings, &plan), Ok(vec![]));
+    problem.workload.slot_context *= 8;
+    assert!(!too_large(&problem, &settings, &plan).unwrap().is_empty());
 }
 
 #[test]
 fn a_table_has_a_row_for_each_stage_and_one_star_for_each_replica() {
     let (problem, bed) = configuration("8", QWEN, "LZByteDance", 0.1);
     let plan = solve(&problem, &bed.settings(ObjectiveKind::Els, DecodeReading::Batched)).unwrap().plan;
-    let text = table::text(&plan);
+    let rows = table::rows(&plan);
     let stages: usize = plan.replicas.iter().map(|r| r.stages.len()).sum();
-    assert_eq!(table::rows(&plan).len(), stages);
-    assert_eq!(text.matches('*').count(), plan.replicas.len());
-    assert!(text.contains("limited by") && text.contains("TTFT"), "{text}");
+    assert_eq!(rows.len(), stages);
+    assert_eq!(rows.iter().filter(|row| row[1].ends_with('*')).count(), plan.replicas.len());
+    assert_eq!(rows.iter().filter(|row| !row[0].is_empty()).count(), plan.replicas.len());
 }
 
 #[test]

@@ -38,7 +38,7 @@ pub fn spread(samples: &[f64]) -> f64 {
 }
 
 /// The value below which `share` of the samples lies, linear between neighbours; 0 of none.
-fn quantile(samples: &[f64], share: f64) -> f64 {
+pub fn quantile(samples: &[f64], share: f64) -> f64 {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
     let Some(last) = sorted.len().checked_sub(1) else { return 0.0 };

@@ -4,10 +4,12 @@
 //! Nothing here runs a model or supervises a process, and no other crate knows a byte layout.
 #![forbid(unsafe_code)]
 
+pub mod emulation;
 pub mod frame;
 pub mod identity;
 pub mod listen;
 pub mod node;
+pub mod observation;
 pub mod plan_files;
 pub mod rows;
 pub mod sampling;

@@ -12,11 +12,12 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::emulation::{Emulation, EmulationError};
 use crate::slots::MAX_SLOTS;
 use crate::tls::TlsIdentity;
 
 /// Version of both lines. Raise it with every change to them.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Everything a stage worker needs to know.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -65,6 +66,9 @@ pub struct WorkerConfig {
     pub listen: SocketAddr,
     /// The worker's certificate.
     pub tls: TlsIdentity,
+    /// The device to stand for instead of computing; then no file is opened.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub emulation: Option<Box<Emulation>>,
 }
 
 /// One slice of a stage.
@@ -120,6 +124,8 @@ pub enum WorkerLineError {
     SliceEnd { stage: u32, n_stages: u32, end: u32, n_layer: u32 },
     #[error("worker configuration: stage {stage} {fault} the token embeddings, which stage 0 alone needs")]
     Embedding { stage: u32, fault: &'static str },
+    #[error("worker configuration: {0}")]
+    Emulation(#[from] EmulationError),
 }
 
 impl WorkerConfig {
@@ -156,6 +162,9 @@ impl WorkerConfig {
         }
         self.check_numbers()?;
         self.check_slices()?;
+        if let Some(emulation) = &self.emulation {
+            return Ok(emulation.check(self.n_layer, self.n_embd)?);
+        }
         match (self.stage, self.embedding.is_some()) {
             (0, false) => Err("lacks"),
             (1.., true) => Err("has"),
@@ -281,7 +290,23 @@ mod tests {
             step_deadline_secs: 120,
             listen: ([127, 0, 0, 1], 0).into(),
             tls: ClusterCa::new().unwrap().issue("stage 0").unwrap(),
+            emulation: None,
         }
+    }
+
+    fn emulation() -> Emulation {
+        let curve = r#"{"rows": [1], "ms": [0.5]}"#;
+        serde_json::from_str(&format!(
+            r#"{{"time_scale": 1.0, "memory": {{"kind": "unified", "total_bytes": 1000}},
+                "profile": {{"device": "d", "model": "m", "runtime": "r", "hop_overhead_ms": 0.1,
+                    "buffers": {{"prefill_bytes": 1, "decode_bytes": 1}}, "cpu": {{"head": {curve}, "blocks": [
+                        {{"attention": {{"type": "full"}}, "feed_forward": "dense", "decode": {curve}, "prefill": {curve}}}
+                    ]}}}},
+                "model": {{"model": "m", "architecture": "llama", "n_embd": 64, "n_vocab": 100, "head_bytes": 1,
+                    "blocks": [{{"count": 10, "kind": {{"attention": {{"type": "full"}}, "feed_forward": "dense"}},
+                        "weight_bytes": 1, "kv_elements_per_token": 1}}]}}}}"#
+        ))
+        .unwrap()
     }
 
     fn refusal(change: impl FnOnce(&mut WorkerConfig)) -> String {
@@ -302,8 +327,8 @@ mod tests {
 
     #[test]
     fn another_version_is_refused_by_number_even_if_its_fields_are_unknown() {
-        let error = WorkerConfig::from_line(r#"{"version":2,"engine":"new"}"#).unwrap_err();
-        assert!(error.to_string().contains("has version 2, but this binary speaks version 1"), "{error}");
+        let error = WorkerConfig::from_line(r#"{"version":3,"engine":"new"}"#).unwrap_err();
+        assert!(error.to_string().contains("has version 3, but this binary speaks version 2"), "{error}");
         let error = WorkerHello::from_line(r#"{"version":0,"port":1}"#).unwrap_err();
         assert!(error.to_string().contains("worker hello has version 0"), "{error}");
         let hello = WorkerHello::new(4711);
@@ -350,5 +375,27 @@ mod tests {
         assert!(refusal(|c| c.n_ubatch = 513).contains("n_ubatch"));
         assert!(refusal(|c| c.prefill_chunk = 0).contains("prefill_chunk"));
         assert!(refusal(|c| c.threads = 0).contains("threads"));
+    }
+
+    #[test]
+    fn an_emulated_stage_needs_no_files_but_a_model_and_a_profile_that_make_sense() {
+        let emulated = |change: fn(&mut Emulation)| {
+            let mut emulation = emulation();
+            change(&mut emulation);
+            WorkerConfig { emulation: Some(Box::new(emulation)), embedding: None, ..good() }
+        };
+        let line = emulated(|_| {}).to_line().unwrap();
+        assert_eq!(WorkerConfig::from_line(&line).unwrap().emulation, Some(Box::new(emulation())));
+        let refusal = |change: fn(&mut Emulation)| {
+            WorkerConfig::from_line(&emulated(change).to_line().unwrap()).unwrap_err().to_string()
+        };
+        assert!(refusal(|e| e.time_scale = 0.0).contains("time scale 0"));
+        assert!(refusal(|e| e.time_scale = -1.0).contains("time scale -1"));
+        assert!(refusal(|e| e.model.blocks[0].count = 9).contains("number of blocks is 9"));
+        assert!(refusal(|e| e.model.n_embd = 65).contains("width of a hidden row is 65"));
+        assert!(
+            refusal(|e| e.profile.cpu.as_mut().unwrap().head.ms = vec![0.0])
+                .contains("the profile of device d")
+        );
     }
 }

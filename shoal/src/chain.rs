@@ -5,6 +5,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow};
+use cluster::LayerRange;
 use llama::{ContextParams, EmbeddingTable, Model, ModelParams, Output, RowInput, Rows, SliceContext, Token};
 use node::StoredSlices;
 
@@ -34,6 +35,20 @@ impl Step {
         self.slots.push(slot);
         self.positions.push(position);
         self.outputs.push(true);
+    }
+
+    /// The same tokens in several steps of at most `n_batch`.
+    pub(crate) fn cut(&self, n_batch: u32) -> Vec<Self> {
+        let n = n_batch.max(1) as usize;
+        let tokens = self.tokens.chunks(n).zip(self.outputs.chunks(n));
+        let places = self.slots.chunks(n).zip(self.positions.chunks(n));
+        let step = |((tokens, outputs), (slots, positions)): ((&[_], &[_]), (&[_], &[_]))| Self {
+            tokens: tokens.to_vec(),
+            slots: slots.to_vec(),
+            positions: positions.to_vec(),
+            outputs: outputs.to_vec(),
+        };
+        tokens.zip(places).map(step).collect()
     }
 
     /// The last row.
@@ -91,12 +106,12 @@ pub(crate) struct Chain {
 }
 
 impl Chain {
-    /// Loads all slices.
-    pub(crate) fn load(stored: &StoredSlices, setup: Setup) -> Result<Self> {
+    /// Loads all slices. `on_gpu` says how many blocks of each go to GPUs; of those that it does not name, none.
+    pub(crate) fn load(stored: &StoredSlices, on_gpu: &[u32], setup: Setup) -> Result<Self> {
         let last = stored.slices.len().saturating_sub(1);
         let load = |(i, file): (usize, &node::StoredFile)| {
             let output = if i == last { Output::Logits } else { Output::Hidden };
-            setup.context(&load(&file.path)?, output)
+            setup.context(&load(&file.path, on_gpu.get(i).copied().unwrap_or(0))?, output)
         };
         Ok(Self {
             embedding: EmbeddingTable::open(&stored.embedding.path).context("opening the embedding")?,
@@ -128,9 +143,17 @@ impl Runner for Chain {
     }
 }
 
-/// Loads a model file on the CPU.
-pub(crate) fn load(path: &Path) -> Result<Model> {
-    Model::load(path, ModelParams::default()).with_context(|| format!("loading {}", path.display()))
+/// Loads a model file, its last `gpu_layers` blocks on GPUs.
+pub(crate) fn load(path: &Path, gpu_layers: u32) -> Result<Model> {
+    let params = ModelParams { gpu_layers, ..ModelParams::default() };
+    Model::load(path, params).with_context(|| format!("loading {}", path.display()))
+}
+
+/// How many blocks of each slice are among the last `gpu_layers` of the model, which ends with the last slice.
+pub(crate) fn shares_of_gpu(ranges: &[LayerRange], gpu_layers: u32) -> Vec<u32> {
+    let n_layer = ranges.last().map_or(0, |range| range.end());
+    let first = n_layer.saturating_sub(gpu_layers);
+    ranges.iter().map(|range| range.end().saturating_sub(first.max(range.start()))).collect()
 }
 
 /// The model's own file, given token ids.
@@ -179,6 +202,22 @@ mod tests {
         let step = Step::prompt(3, &[Token(7), Token(8), Token(9)]);
         assert_eq!(step.outputs, [false, false, true]);
         assert_eq!((step.slots, step.positions), (vec![3; 3], vec![0, 1, 2]));
+    }
+
+    #[test]
+    fn a_prompt_in_several_steps_wants_logits_of_its_last_token_alone() {
+        let steps = Step::prompt(0, &[Token(7), Token(8), Token(9)]).cut(2);
+        let positions: Vec<&[u32]> = steps.iter().map(|step| step.positions.as_slice()).collect();
+        assert_eq!(positions, [&[0, 1][..], &[2]]);
+        assert_eq!((&steps[0].outputs, &steps[1].outputs), (&vec![false, false], &vec![true]));
+    }
+
+    #[test]
+    fn slices_share_the_last_blocks_as_the_whole_model_has_them() {
+        let ranges = LayerRange::from_cuts(&[10, 20], 30).unwrap();
+        assert_eq!(shares_of_gpu(&ranges, 0), [0, 0, 0]);
+        assert_eq!(shares_of_gpu(&ranges, 15), [0, 5, 10]);
+        assert_eq!(shares_of_gpu(&ranges, 99), [10, 10, 10]);
     }
 
     #[test]

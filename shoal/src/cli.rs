@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::commands::{bench, identity, links, node, serve, slice};
+use crate::commands::{bench, identity, links, node, plan, serve, simulate, slice};
 
 /// Serves one large language model from the machines you own.
 #[derive(Debug, Parser)]
@@ -39,6 +39,10 @@ pub(crate) enum Command {
     /// Describe, cut and verify models.
     #[command(subcommand)]
     Slice(slice::SliceCommand),
+    /// Decide which devices form which replica, from what was measured on them.
+    Plan(Box<plan::PlanArgs>),
+    /// Show what requests would go through under a plan.
+    Simulate(Box<simulate::SimulateArgs>),
     /// Measure.
     #[command(subcommand)]
     Bench(bench::BenchCommand),

@@ -5,21 +5,36 @@ use std::process::ExitCode;
 
 use cluster::LayerRangeError;
 use gguf::cut::CutError;
+use loadgen::{PromptFileError, TargetError, TraceError};
 use node::{PrepareError, SliceError};
+use profiler::idle_gap::IdleGapError;
 
 use crate::commands::serve::StagesAndNodes;
-use profiler::idle_gap::IdleGapError;
+use crate::interrupt;
 
 /// A wanted outcome that is a failure, such as a comparison that found a difference. It was reported already.
 #[derive(Debug, thiserror::Error)]
 #[error("the comparison failed")]
 pub(crate) struct Unequal;
 
+/// Something on the command line that the files it names do not have.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Usage(pub(crate) String);
+
+/// Ctrl-C ended a measurement, whose result until then was printed.
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted")]
+pub(crate) struct Interrupted;
+
 /// Prints why a command failed, and gives its exit code: 2, as clap does, if the command line asks for something that the
 /// model does not have, else 1.
 pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     if error.is::<Unequal>() {
         return ExitCode::from(1);
+    }
+    if error.is::<Interrupted>() {
+        return ExitCode::from(interrupt::EXIT_CODE as u8);
     }
     // Nothing can be done about a stderr that cannot be written.
     let _ = crate::output::note(&format!("error: {error:#}"));
@@ -35,6 +50,10 @@ fn is_usage(cause: &(dyn Error + 'static)) -> bool {
         |error: &SliceError| matches!(error, SliceError::Cut(cut) if matches!(**cut, CutError::Range { .. }));
     cause.is::<LayerRangeError>()
         || cause.is::<StagesAndNodes>()
+        || cause.is::<Usage>()
+        || cause.is::<PromptFileError>()
+        || cause.is::<TraceError>()
+        || matches!(cause.downcast_ref(), Some(TargetError::Url { .. } | TargetError::Key(_)))
         || cause.downcast_ref().is_some_and(bad_range)
         || matches!(cause.downcast_ref(), Some(IdleGapError::Cuts { .. } | IdleGapError::Context { .. }))
         || match cause.downcast_ref() {

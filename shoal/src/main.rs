@@ -15,7 +15,6 @@ mod progress;
 use std::process::ExitCode;
 
 use clap::Parser;
-use profiler::statistics;
 
 use crate::cli::{Cli, Command};
 

@@ -5,6 +5,8 @@
 //! while everyone keeps to the protocol; when one is full anyway, its sender waits, and the wait spreads back to where
 //! the frames come from.
 
+use std::time::Instant;
+
 use cluster::Epoch;
 use protocol::frame::Frame;
 use protocol::rows::RowEncoding;
@@ -46,6 +48,13 @@ pub(crate) struct Admit {
     pub(crate) reply: oneshot::Sender<Result<(), AdmitError>>,
 }
 
+/// A frame, and when it came.
+#[derive(Debug)]
+pub(crate) struct Arrived {
+    pub(crate) frame: Frame,
+    pub(crate) at: Instant,
+}
+
 /// The way to the next stage.
 #[derive(Debug)]
 pub(crate) struct Outlet {
@@ -57,13 +66,20 @@ pub(crate) struct Outlet {
 #[derive(Debug, Clone)]
 pub(crate) struct Inputs {
     pub(crate) control: mpsc::Sender<Control>,
-    pub(crate) frames: mpsc::Sender<Frame>,
+    pub(crate) frames: mpsc::Sender<Arrived>,
 }
 
 /// The inference thread's side.
 pub(crate) struct Inlet {
     pub(crate) control: mpsc::Receiver<Control>,
-    pub(crate) frames: mpsc::Receiver<Frame>,
+    pub(crate) frames: mpsc::Receiver<Arrived>,
+}
+
+impl Arrived {
+    /// Just now.
+    pub(crate) fn now(frame: Frame) -> Self {
+        Self { frame, at: Instant::now() }
+    }
 }
 
 pub(crate) fn channels(config: &WorkerConfig) -> (Inputs, Inlet) {

@@ -21,8 +21,9 @@
 
 use std::collections::VecDeque;
 
-use protocol::frame::Frame;
 use protocol::slots::SlotSet;
+
+use crate::events::Arrived;
 
 /// Frames that have arrived and not been run.
 #[derive(Debug)]
@@ -33,7 +34,7 @@ pub(crate) struct Inbox {
 
 #[derive(Debug)]
 struct Waiting {
-    frame: Frame,
+    arrived: Arrived,
     n_rows: usize,
     /// Slots of the rows.
     rows: SlotSet,
@@ -58,28 +59,29 @@ impl Inbox {
     }
 
     /// Lets a frame wait.
-    pub(crate) fn push(&mut self, frame: Frame) {
+    pub(crate) fn push(&mut self, arrived: Arrived) {
+        let frame = &arrived.frame;
         let rows = frame.slots_of_rows();
         let mut touched = frame.slots_of_ops();
         touched.extend(&rows);
-        self.waiting.push_back(Waiting { n_rows: frame.n_rows(), frame, rows, touched });
+        self.waiting.push_back(Waiting { n_rows: frame.n_rows(), rows, touched, arrived });
     }
 
     /// Moves the next batch into `batch`, which must be empty and stays so if nothing waits. All operations of its
     /// frames, in order, are to be applied before all its rows.
-    pub(crate) fn take(&mut self, batch: &mut Vec<Frame>) {
+    pub(crate) fn take(&mut self, batch: &mut Vec<Arrived>) {
         self.take_decode(batch);
         if batch.is_empty() {
-            batch.extend(self.waiting.pop_front().map(|waiting| waiting.frame));
+            batch.extend(self.waiting.pop_front().map(|waiting| waiting.arrived));
         }
     }
 
-    fn take_decode(&mut self, batch: &mut Vec<Frame>) {
+    fn take_decode(&mut self, batch: &mut Vec<Arrived>) {
         let (mut passed, mut in_batch) = (SlotSet::EMPTY, SlotSet::EMPTY);
         let mut n_rows = 0;
         let mut at = 0;
         while let Some(next) = self.waiting.get(at) {
-            if next.frame.prefill {
+            if next.arrived.frame.prefill {
                 passed.extend(&next.touched);
                 at += 1;
                 continue;
@@ -90,7 +92,7 @@ impl Inbox {
             }
             n_rows += next.n_rows;
             in_batch.extend(&next.rows);
-            batch.extend(self.waiting.remove(at).map(|waiting| waiting.frame));
+            batch.extend(self.waiting.remove(at).map(|waiting| waiting.arrived));
         }
     }
 }
@@ -101,7 +103,7 @@ mod tests {
 
     use cluster::{Epoch, SlotId, StepId};
     use proptest::prelude::*;
-    use protocol::frame::{KvOp, RowRun, Rows};
+    use protocol::frame::{Frame, KvOp, RowRun, Rows};
 
     use super::*;
 
@@ -129,11 +131,11 @@ mod tests {
 
     fn batches(frames: impl IntoIterator<Item = Frame>) -> Vec<Vec<u64>> {
         let mut inbox = Inbox::new(N_BATCH);
-        frames.into_iter().for_each(|frame| inbox.push(frame));
+        frames.into_iter().for_each(|frame| inbox.push(Arrived::now(frame)));
         std::iter::from_fn(|| {
             let mut batch = Vec::new();
             inbox.take(&mut batch);
-            (!batch.is_empty()).then(|| batch.iter().map(|frame| frame.step.0).collect())
+            (!batch.is_empty()).then(|| batch.iter().map(|arrived| arrived.frame.step.0).collect())
         })
         .collect()
     }
@@ -232,10 +234,11 @@ mod tests {
             let (mut inbox, mut cache, mut expected) = (Inbox::new(N_BATCH), Cache::new(), Cache::new());
             let mut seen = Vec::new();
             let mut take = |inbox: &mut Inbox| {
-                let decode_waits = inbox.waiting.iter().any(|w| !w.frame.prefill);
-                let front_is_prefill = inbox.waiting.front().is_some_and(|w| w.frame.prefill);
+                let decode_waits = inbox.waiting.iter().any(|w| !w.arrived.frame.prefill);
+                let front_is_prefill = inbox.waiting.front().is_some_and(|w| w.arrived.frame.prefill);
                 let mut batch = Vec::new();
                 inbox.take(&mut batch);
+                let batch: Vec<Frame> = batch.into_iter().map(|arrived| arrived.frame).collect();
                 assert!(batch.len() <= 1 || batch.iter().all(|f| !f.prefill));
                 assert!(batch.len() <= 1 || batch.iter().map(Frame::n_rows).sum::<usize>() <= N_BATCH as usize);
                 assert!(front_is_prefill || !decode_waits || !batch[0].prefill);
@@ -247,7 +250,7 @@ mod tests {
             for (frame, takes) in frames {
                 (0..takes).for_each(|_| { take(&mut inbox); });
                 run(&mut expected, std::slice::from_ref(&frame));
-                inbox.push(frame);
+                inbox.push(Arrived::now(frame));
             }
             while take(&mut inbox) > 0 {}
             prop_assert_eq!(seen.len(), n);

@@ -6,16 +6,16 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use cluster::Epoch;
 use protocol::frame::{Frame, Rows};
 use protocol::worker::WorkerConfig;
 use tokio::runtime::Handle;
-use tokio::time::Instant;
 
-use crate::chain::{Chain, ChainError};
+use crate::chain::{Call, Chain, ChainError};
 use crate::engine::LimitsError;
-use crate::events::{Control, Inlet, Outlet, frames_in_flight};
+use crate::events::{Arrived, Control, Inlet, Outlet, frames_in_flight};
 use crate::inbox::Inbox;
 use crate::load::{self, Stage};
 use crate::master::Master;
@@ -25,7 +25,7 @@ use crate::shared::Shared;
 pub(crate) struct Inference {
     config: Arc<WorkerConfig>,
     shared: Arc<Shared>,
-    chain: Chain,
+    chain: Box<dyn Chain>,
     /// The engine's side, on the master.
     master: Option<Master>,
     inbox: Inbox,
@@ -33,15 +33,17 @@ pub(crate) struct Inference {
     outlet: Option<Outlet>,
     /// The epoch's chain is broken: frames are dropped until the next epoch.
     is_broken: bool,
+    /// When the last batch was done.
+    ended: Option<Instant>,
     /// Kept for its memory.
-    batch: Vec<Frame>,
+    batch: Vec<Arrived>,
     ranges: Vec<Range<usize>>,
 }
 
 /// What the thread woke up for.
 enum Wake {
     Control(Control),
-    Frame(Frame),
+    Frame(Arrived),
     /// A latch was set, or a deadline has come.
     Look,
     /// Nobody is left who could wake it.
@@ -78,8 +80,9 @@ pub(crate) fn run(config: Arc<WorkerConfig>, shared: Arc<Shared>, mut inlet: Inl
 
 impl Inference {
     fn new(config: Arc<WorkerConfig>, shared: Arc<Shared>, stage: Stage) -> Result<Self, LimitsError> {
-        let Stage { chain, vocab, .. } = stage;
-        let master = vocab.map(|vocab| Master::new(&config, Arc::clone(&shared), vocab)).transpose()?;
+        let Stage { chain, sampling, .. } = stage;
+        let master =
+            sampling.map(|sampling| Master::new(&config, Arc::clone(&shared), sampling)).transpose()?;
         Ok(Self {
             inbox: Inbox::new(config.n_batch),
             config,
@@ -89,6 +92,7 @@ impl Inference {
             epoch: Epoch(0),
             outlet: None,
             is_broken: false,
+            ended: None,
             batch: Vec::new(),
             ranges: Vec::new(),
         })
@@ -167,7 +171,7 @@ impl Inference {
     fn look(&mut self) {
         if let Some(master) = &mut self.master {
             master.cancel_abandoned();
-            if let Some(reason) = master.overdue(Instant::now()) {
+            if let Some(reason) = master.overdue(tokio::time::Instant::now()) {
                 self.shared.report_break(self.epoch, || reason);
             }
         }
@@ -194,9 +198,9 @@ impl Inference {
         self.inbox.len() < frames_in_flight(&self.config)
     }
 
-    fn take_in(&mut self, frame: Frame) {
-        if frame.epoch == self.epoch && !self.is_broken {
-            self.inbox.push(frame);
+    fn take_in(&mut self, arrived: Arrived) {
+        if arrived.frame.epoch == self.epoch && !self.is_broken {
+            self.inbox.push(arrived);
         }
     }
 
@@ -211,7 +215,7 @@ impl Inference {
                 self.hand_on(batch.drain(..));
             }
             Err(error) => {
-                let step = batch.first().map_or(0, |frame| frame.step.0);
+                let step = batch.first().map_or(0, |arrived| arrived.frame.step.0);
                 let stage = self.config.stage;
                 self.shared
                     .report_break(self.epoch, || format!("stage {stage} failed at step {step}: {error}"));
@@ -221,33 +225,43 @@ impl Inference {
         self.batch = batch;
     }
 
-    fn compute(&mut self, batch: &[Frame]) -> Result<(), ChainError> {
-        for op in batch.iter().flat_map(|frame| &frame.ops) {
+    fn compute(&mut self, batch: &[Arrived]) -> Result<(), ChainError> {
+        for op in batch.iter().flat_map(|arrived| &arrived.frame.ops) {
             self.chain.apply(*op)?;
         }
         self.chain.begin();
         self.ranges.clear();
-        for frame in batch {
+        let mut outputs = 0;
+        for Arrived { frame, .. } in batch {
             let rows = self.chain.add(frame);
             if let Some(master) = &self.master {
                 let wanted = master.outputs_of(frame.step);
+                outputs += wanted.len() as u32;
                 wanted.into_iter().for_each(|row| self.chain.want(rows.start + row));
             }
             self.ranges.push(rows);
         }
-        self.chain.run()
+        let Some(call) = Call::of(batch, outputs, self.ended) else { return Ok(()) };
+        let took = self.chain.run(&call)?;
+        self.ended = Some(Instant::now());
+        self.shared.observed().step(&call, took);
+        Ok(())
     }
 
     /// Passes the results on, one frame for one, in order.
-    fn hand_on(&mut self, frames: impl Iterator<Item = Frame>) {
+    fn hand_on(&mut self, frames: impl Iterator<Item = Arrived>) {
         let ranges = std::mem::take(&mut self.ranges);
-        for (frame, rows) in frames.zip(&ranges) {
+        for (Arrived { frame, at }, rows) in frames.zip(&ranges) {
+            let is_decode = !frame.prefill;
             match &mut self.master {
                 Some(master) => {
-                    master.complete(frame.step, &self.chain, rows.start);
+                    master.complete(frame.step, &*self.chain, rows.start);
                     self.send_steps();
                 }
                 None => self.pass_on(frame, rows.clone()),
+            }
+            if is_decode {
+                self.shared.observed().visits.add(at.elapsed());
             }
         }
         self.ranges = ranges;
@@ -270,7 +284,7 @@ impl Inference {
             && let Some(step) = master.next_step(self.epoch)
         {
             let Some(Outlet { frames, .. }) = &self.outlet else {
-                self.inbox.push(step);
+                self.inbox.push(Arrived::now(step));
                 continue;
             };
             // The channel has room for all that can be in flight; one that is full or closed is a broken link.
@@ -284,7 +298,7 @@ impl Inference {
     }
 }
 
-async fn until(deadline: Option<Instant>) {
+async fn until(deadline: Option<tokio::time::Instant>) {
     match deadline {
         Some(deadline) => tokio::time::sleep_until(deadline).await,
         None => std::future::pending().await,

@@ -11,12 +11,15 @@
 //! | `inference`, `events`, `shared` | the one thread that computes, what it is told, and what it tells |
 //! | `inbox` | which frames run next |
 //! | `chain`, `load`, `memory` | the slices: running, loading and weighing them |
+//! | `emulated` | instead of slices: a device that sleeps for its profiled times |
+//! | `observed` | how long steps took |
 //! | `master`, `sampling`, `engine` | continuous batching; `engine` knows neither llama.cpp nor tokio |
 #![forbid(unsafe_code)]
 
 pub mod engine;
 
 mod chain;
+mod emulated;
 mod events;
 mod generate;
 mod inbox;
@@ -25,6 +28,7 @@ mod link;
 mod load;
 mod master;
 mod memory;
+mod observed;
 mod parent;
 mod sampling;
 mod service;

@@ -9,17 +9,20 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use cluster::LayerRange;
+use cluster::{LayerRange, LayerRangeError, StageTimeError};
 use llama::{
     ContextParams, EmbeddingTable, ExtraBuffers, MemoryMap, Model, ModelParams, Output, SliceContext, Vocab,
 };
 use protocol::frame::{Frame, RowRun, Rows};
+use protocol::plan_files::PlanFileError;
 use protocol::rows::RowEncoding;
 use protocol::worker::{SliceConfig, WorkerConfig};
 use thiserror::Error;
 
-use crate::chain::{Chain, ChainError, Slice};
+use crate::chain::{Chain, ChainError, Slice, Slices};
+use crate::emulated::{self, DoesNotFit};
 use crate::memory::resident;
+use crate::sampling::StageSampling;
 use crate::shared::{Loaded, Shared};
 
 /// Why a stage cannot run.
@@ -29,21 +32,36 @@ pub(crate) enum LoadError {
     Llama(#[from] llama::Error),
     #[error("the warm-up run failed: {0}")]
     WarmUp(#[from] ChainError),
+    #[error(transparent)]
+    Profile(#[from] PlanFileError),
+    #[error(transparent)]
+    DoesNotFit(#[from] DoesNotFit),
+    #[error(transparent)]
+    Time(#[from] StageTimeError),
+    #[error(transparent)]
+    Layers(#[from] LayerRangeError),
     #[error("{}: {what} is {got}, but the stage was told {wanted}", path.display())]
     Mismatch { path: PathBuf, what: &'static str, got: u32, wanted: u32 },
 }
 
 /// A stage that can run.
 pub(crate) struct Stage {
-    pub(crate) chain: Chain,
+    pub(crate) chain: Box<dyn Chain>,
     pub(crate) facts: Loaded,
     /// The master's.
-    pub(crate) vocab: Option<Vocab>,
+    pub(crate) sampling: Option<StageSampling>,
 }
 
 /// Loads everything, telling how far it is, and runs a full batch once, so that every buffer has been touched and
 /// what does not work fails here.
 pub(crate) fn load(config: &WorkerConfig, shared: &Arc<Shared>) -> Result<Stage, LoadError> {
+    match &config.emulation {
+        Some(emulation) => emulated::load(config, emulation),
+        None => load_slices(config, shared),
+    }
+}
+
+fn load_slices(config: &WorkerConfig, shared: &Arc<Shared>) -> Result<Stage, LoadError> {
     let mut runtime = resident();
     let embedding = config.embedding.as_deref().map(EmbeddingTable::open).transpose()?;
     if let (Some(table), Some(path)) = (&embedding, &config.embedding) {
@@ -61,10 +79,10 @@ pub(crate) fn load(config: &WorkerConfig, shared: &Arc<Shared>) -> Result<Stage,
     let is_master = config.is_master();
     let vocab = slices.last().filter(|_| is_master).map(|slice| slice.context.model().vocab());
     let n_vocab = vocab.as_ref().map(Vocab::n_tokens).or(embedding.as_ref().map(EmbeddingTable::n_tokens));
-    let mut chain = Chain::new(slices, embedding, config.n_embd);
+    let mut chain = Slices::new(slices, embedding, config.n_embd);
     warm_up(&mut chain, config)?;
     let facts = facts(config, &chain, runtime, n_vocab.unwrap_or(0))?;
-    Ok(Stage { chain, facts, vocab })
+    Ok(Stage { chain: Box::new(chain), facts, sampling: vocab.map(StageSampling::by_logits) })
 }
 
 fn load_model(
@@ -112,7 +130,7 @@ fn context_params(config: &WorkerConfig, output: Output) -> ContextParams {
 }
 
 /// Runs a full ubatch, and a single row, whose graph is another; leaves no sequence behind.
-fn warm_up(chain: &mut Chain, config: &WorkerConfig) -> Result<(), ChainError> {
+fn warm_up(chain: &mut Slices, config: &WorkerConfig) -> Result<(), ChainError> {
     for n in [config.n_ubatch.min(config.n_ctx), 1] {
         let data = vec![0; n as usize * config.n_embd as usize * RowEncoding::F16.element_bytes()];
         let frame = Frame {
@@ -126,13 +144,13 @@ fn warm_up(chain: &mut Chain, config: &WorkerConfig) -> Result<(), ChainError> {
         chain.begin();
         let rows = chain.add(&frame);
         rows.take(config.slots as usize).for_each(|row| chain.want(row));
-        chain.run()?;
+        chain.compute()?;
         chain.clear();
     }
     Ok(())
 }
 
-fn facts(config: &WorkerConfig, chain: &Chain, runtime: u64, n_vocab: u32) -> Result<Loaded, LoadError> {
+fn facts(config: &WorkerConfig, chain: &Slices, runtime: u64, n_vocab: u32) -> Result<Loaded, LoadError> {
     let mut facts =
         Loaded { weights: 0, cache: 0, compute: row_bytes(config, n_vocab), runtime, gpu_layers: 0, n_vocab };
     for slice in chain.slices() {

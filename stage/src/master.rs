@@ -1,11 +1,11 @@
 //! The engine on the inference thread: what it is told, what becomes of its requests' clients, and how long a step may
 //! be under way. Knows neither links nor inboxes.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::{Epoch, StepId};
-use llama::Vocab;
 use protocol::frame::{Frame, Rows};
 use protocol::worker::WorkerConfig;
 use tokio::time::Instant;
@@ -16,12 +16,12 @@ use crate::engine::{
 };
 use crate::events::Admit;
 use crate::generate::{Events, Fate, Watch};
-use crate::sampling::{VocabSampling, request};
+use crate::sampling::{StageSampling, request};
 use crate::shared::Shared;
 
 /// The engine and what it must be told.
 pub(crate) struct Master {
-    engine: Engine<VocabSampling, Events>,
+    engine: Engine<StageSampling, Events>,
     shared: Arc<Shared>,
     /// The engine's clock reads the time since then.
     started: Instant,
@@ -31,14 +31,20 @@ pub(crate) struct Master {
     step_deadline: Duration,
     /// When a step last came back, or the first went out.
     moved: Option<Instant>,
+    /// Decode steps under way, and when each went out.
+    sent: VecDeque<(StepId, Instant)>,
 }
 
 impl Master {
-    pub(crate) fn new(config: &WorkerConfig, shared: Arc<Shared>, vocab: Vocab) -> Result<Self, LimitsError> {
+    pub(crate) fn new(
+        config: &WorkerConfig,
+        shared: Arc<Shared>,
+        sampling: StageSampling,
+    ) -> Result<Self, LimitsError> {
         let limits = EngineLimits {
             slots: config.slots,
             n_ctx: config.n_ctx,
-            n_vocab: vocab.n_tokens(),
+            n_vocab: sampling.n_vocab(),
             prefill_chunk: config.prefill_chunk,
             // One for each stage keeps all of them busy with one prompt.
             prefill_frames: config.n_stages,
@@ -47,13 +53,14 @@ impl Master {
             rollback: rollback(config),
         };
         let master = Self {
-            engine: Engine::new(limits, VocabSampling(vocab))?,
+            engine: Engine::new(limits, sampling)?,
             shared,
             started: Instant::now(),
             watched: Vec::new(),
             last_key: 0,
             step_deadline: Duration::from_secs(u64::from(config.step_deadline_secs)),
             moved: None,
+            sent: VecDeque::new(),
         };
         master.publish();
         Ok(master)
@@ -95,6 +102,7 @@ impl Master {
     pub(crate) fn reset(&mut self) {
         self.engine.reset();
         self.moved = None;
+        self.sent.clear();
         self.publish();
     }
 
@@ -102,13 +110,18 @@ impl Master {
     pub(crate) fn lose(&mut self, reason: &str) {
         self.engine.fail_all(FailureKind::ReplicaLost, reason);
         self.moved = None;
+        self.sent.clear();
         self.publish();
     }
 
     /// The next step, if one may go out now, for stage 0.
     pub(crate) fn next_step(&mut self, epoch: Epoch) -> Option<Frame> {
         let step = self.engine.next_frame()?;
-        self.moved.get_or_insert_with(Instant::now);
+        let now = Instant::now();
+        self.moved.get_or_insert(now);
+        if step.kind == FrameKind::Decode {
+            self.sent.push_back((step.step, now));
+        }
         Some(Frame {
             epoch,
             step: step.step,
@@ -125,13 +138,18 @@ impl Master {
     }
 
     /// A step has been run; its rows begin at `first_row` of the chain's batch.
-    pub(crate) fn complete(&mut self, step: StepId, chain: &Chain, first_row: usize) {
+    pub(crate) fn complete(&mut self, step: StepId, chain: &dyn Chain, first_row: usize) {
         // A client may have left while the step was under way; then its slot goes to the next at once.
         self.cancel_abandoned();
         if let Err(unknown) = self.engine.complete(step, &StepLogits { chain, first_row }, self.now()) {
             tracing::debug!(%unknown, "a step came back that nobody waits for");
         }
         self.moved = (self.engine.status().in_flight > 0).then(Instant::now);
+        if let Some(place) = self.sent.iter().position(|(sent, _)| *sent == step)
+            && let Some((_, sent)) = self.sent.remove(place)
+        {
+            self.shared.observed().round_trips.add(sent.elapsed());
+        }
     }
 
     /// When a step will have been under way for too long.
@@ -163,7 +181,7 @@ fn rollback(config: &WorkerConfig) -> Rollback {
 
 /// The chain's logits, by a step's own rows.
 struct StepLogits<'a> {
-    chain: &'a Chain,
+    chain: &'a dyn Chain,
     first_row: usize,
 }
 

@@ -1,8 +1,9 @@
-//! llama.cpp's samplers behind the engine's seam.
+//! llama.cpp's samplers behind the engine's seam, and beside them the rule by which an emulated replica writes.
 
 use llama::{Sampler, SamplerError, SamplerParams, Vocab};
 use protocol::sampling::{Generation, Grammar, GrammarBinding, LogitBias, Sampling};
 
+use crate::emulated::{RuleSampler, TextRule};
 use crate::engine::{self, Request, Sample, Sampled, SamplingError, Token, TokenProbability};
 
 /// What a request says about sampling.
@@ -12,13 +13,27 @@ pub(crate) struct Params {
     top_logprobs: Option<u32>,
 }
 
-/// Makes samplers for a model's vocabulary.
+/// Makes samplers: for a model's vocabulary, or by rule.
 #[derive(Debug)]
-pub(crate) struct VocabSampling(pub(crate) Vocab);
+pub(crate) enum StageSampling {
+    /// Draws from logits.
+    Logits(Vocab),
+    /// Needs none.
+    Rule(TextRule),
+}
 
 /// Draws the tokens of one request.
 #[derive(Debug)]
-pub(crate) struct RequestSampler {
+pub(crate) enum RequestSampler {
+    /// From logits.
+    Logits(Box<LogitSampler>),
+    /// By rule.
+    Rule(RuleSampler),
+}
+
+/// llama.cpp's sampler for one request.
+#[derive(Debug)]
+pub(crate) struct LogitSampler {
     sampler: Sampler,
     top_logprobs: Option<u32>,
 }
@@ -36,7 +51,21 @@ pub(crate) fn request(generation: Generation) -> Request<Params> {
     }
 }
 
-impl engine::Sampling for VocabSampling {
+impl StageSampling {
+    pub(crate) fn by_logits(vocab: Vocab) -> Self {
+        Self::Logits(vocab)
+    }
+
+    /// Size of the vocabulary.
+    pub(crate) fn n_vocab(&self) -> u32 {
+        match self {
+            Self::Logits(vocab) => vocab.n_tokens(),
+            Self::Rule(rule) => rule.n_vocab(),
+        }
+    }
+}
+
+impl engine::Sampling for StageSampling {
     type Params = Params;
     type Sampler = RequestSampler;
 
@@ -46,29 +75,50 @@ impl engine::Sampling for VocabSampling {
         prompt: &[Token],
         replayed: u32,
     ) -> Result<RequestSampler, SamplingError> {
-        let tokens: Vec<llama::Token> = prompt.iter().copied().map(llama::Token).collect();
-        let (asked, replayed) = tokens.split_at(tokens.len().saturating_sub(replayed as usize));
-        let mut sampler = Sampler::new(&self.0, &sampler_params(&params.sampling))?;
-        sampler.accept_prompt(asked)?;
-        sampler.replay(replayed)?;
-        Ok(RequestSampler { sampler, top_logprobs: params.top_logprobs })
+        match self {
+            Self::Logits(vocab) => {
+                Ok(RequestSampler::Logits(Box::new(LogitSampler::new(vocab, params, prompt, replayed)?)))
+            }
+            Self::Rule(rule) => {
+                Ok(RequestSampler::Rule(rule.sampler(&params.sampling, params.top_logprobs)?))
+            }
+        }
     }
 
     fn ends_generation(&self, token: Token) -> bool {
-        self.0.is_end_of_generation(llama::Token(token))
+        match self {
+            Self::Logits(vocab) => vocab.is_end_of_generation(llama::Token(token)),
+            Self::Rule(_) => false,
+        }
     }
 }
 
 impl Sample for RequestSampler {
     fn sample(&mut self, logits: &[f32], position: u32) -> Result<Sampled, SamplingError> {
+        match self {
+            Self::Logits(sampler) => Ok(sampler.sample(logits, position)?),
+            Self::Rule(sampler) => Ok(sampler.sample(position)),
+        }
+    }
+}
+
+impl LogitSampler {
+    fn new(vocab: &Vocab, params: &Params, prompt: &[Token], replayed: u32) -> Result<Self, SamplerError> {
+        let tokens: Vec<llama::Token> = prompt.iter().copied().map(llama::Token).collect();
+        let (asked, replayed) = tokens.split_at(tokens.len().saturating_sub(replayed as usize));
+        let mut sampler = Sampler::new(vocab, &sampler_params(&params.sampling))?;
+        sampler.accept_prompt(asked)?;
+        sampler.replay(replayed)?;
+        Ok(Self { sampler, top_logprobs: params.top_logprobs })
+    }
+
+    fn sample(&mut self, logits: &[f32], position: u32) -> Result<Sampled, SamplerError> {
         let token = self.sampler.sample(logits, position)?;
         let (logprob, top) = self.probabilities(logits, token)?;
         self.sampler.accept(token)?;
         Ok(Sampled { token: token.0, logprob, top })
     }
-}
 
-impl RequestSampler {
     fn probabilities(
         &self,
         logits: &[f32],

@@ -2,6 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use cluster::Epoch;
 use futures::StreamExt;
@@ -15,7 +16,7 @@ use tokio_stream::Stream;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::events::{Control, Inputs, Outlet, frames_in_flight};
+use crate::events::{Arrived, Control, Inputs, Outlet, frames_in_flight};
 use crate::link::{self, EPOCH_KEY, Target};
 use crate::memory;
 use crate::shared::{LoadState, Loaded, Shared};
@@ -134,6 +135,9 @@ impl v1::stage_server::Stage for StageService {
             epoch: self.shared.epoch().0,
             steps: self.shared.steps(),
             link_failure: self.shared.broken().unwrap_or_default(),
+            step_times: self.shared.observed().steps().map(v1::StepTimes::from).collect(),
+            visits: Some(self.shared.observed().visits.tally().into()),
+            round_trips: Some(self.shared.observed().round_trips.tally().into()),
             ..Default::default()
         };
         match self.shared.load_state() {
@@ -220,7 +224,7 @@ struct Intake {
     limits: FrameLimits,
     stage: u32,
     shared: Arc<Shared>,
-    frames: mpsc::Sender<Frame>,
+    frames: mpsc::Sender<Arrived>,
 }
 
 impl Intake {
@@ -247,11 +251,12 @@ impl Intake {
                     return Err(status);
                 }
             };
+            let at = Instant::now();
             let frame = Frame::check(frame, self.epoch, &self.limits).map_err(|error| {
                 self.report(|| format!("a frame of the stage before was refused: {error}"));
                 Status::invalid_argument(format!("stage {}: {error}", self.stage))
             })?;
-            if self.frames.send(frame).await.is_err() {
+            if self.frames.send(Arrived { frame, at }).await.is_err() {
                 return Err(Status::internal("the inference thread has ended"));
             }
         }

@@ -8,6 +8,7 @@ use cluster::Epoch;
 use tokio::sync::{Notify, watch};
 
 use crate::engine::EngineStatus;
+use crate::observed::Observed;
 
 /// What a loaded stage knows of itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +47,7 @@ pub(crate) struct Shared {
     epoch: watch::Sender<Epoch>,
     breakage: watch::Sender<Breakage>,
     steps: AtomicU64,
+    observed: Observed,
     engine: Mutex<Option<EngineStatus>>,
     bell: Notify,
 }
@@ -71,6 +73,7 @@ impl Shared {
             epoch: watch::Sender::new(Epoch(0)),
             breakage: watch::Sender::new(Breakage::default()),
             steps: AtomicU64::new(0),
+            observed: Observed::default(),
             engine: Mutex::new(None),
             bell: Notify::new(),
         })
@@ -152,6 +155,11 @@ impl Shared {
 
     pub(crate) fn steps(&self) -> u64 {
         self.steps.load(Ordering::Relaxed)
+    }
+
+    /// What the steps took. Written by the inference thread alone.
+    pub(crate) fn observed(&self) -> &Observed {
+        &self.observed
     }
 
     pub(crate) fn set_engine(&self, status: EngineStatus) {

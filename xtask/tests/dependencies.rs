@@ -8,11 +8,13 @@ use cargo_metadata::{DependencyKind, Metadata, MetadataCommand};
 use xtask::repository::{output_of, root};
 
 /// Which of our own crates a crate may use outside its tests. A crate that is not listed here does not exist yet.
-const MAY_KNOW: [(&str, &[&str]); 13] = [
+const MAY_KNOW: [(&str, &[&str]); 15] = [
+    ("chart", &[]),
     ("cluster", &[]),
     ("gguf", &["cluster"]),
+    ("loadgen", &[]),
     ("planner", &["cluster"]),
-    ("profiler", &["cluster", "gguf", "llama", "node", "protocol"]),
+    ("profiler", &["chart", "cluster", "gguf", "llama", "node", "protocol"]),
     ("protocol", &["cluster"]),
     ("llama-sys", &[]),
     ("llama", &["llama-sys"]),
@@ -21,10 +23,22 @@ const MAY_KNOW: [(&str, &[&str]); 13] = [
     ("orchestrator", &["cluster", "llama", "protocol"]),
     (
         "shoal",
-        &["cluster", "gguf", "llama", "node", "orchestrator", "planner", "profiler", "protocol", "stage"],
+        &[
+            "chart",
+            "cluster",
+            "gguf",
+            "llama",
+            "loadgen",
+            "node",
+            "orchestrator",
+            "planner",
+            "profiler",
+            "protocol",
+            "stage",
+        ],
     ),
     ("tests", &["cluster", "gguf", "llama", "protocol"]),
-    ("xtask", &["gguf"]),
+    ("xtask", &["gguf", "protocol"]),
 ];
 
 /// Packages that must not be found anywhere below a crate, and why.

@@ -19,7 +19,7 @@ fn value_of<'a>(text: &'a str, key: &str) -> &'a str {
 #[test]
 fn generated_documents_are_what_the_code_says() {
     for document in documents::all() {
-        let same = read(document.path) == document.text;
+        let same = read(&document.path) == document.text;
         assert!(same, "{} is not what the code says: run `cargo xtask docs`", document.path);
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cluster::{Bytes, Epoch, StageMemory, StageReport};
+use cluster::{Bytes, Epoch, StageMemory, StageObservation, StageReport};
 use protocol::tls::{self, TlsIdentity};
 use protocol::v1::stage_client::StageClient;
 use protocol::v1::{LoadState, StatusReply, StatusRequest};
@@ -12,8 +12,9 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
-use super::board::{LoadedStage, StagePhase};
 use super::STOP_GRACE;
+use super::board::{LoadedStage, StagePhase};
+use super::observer::Observer;
 use super::place::{Lost, Place, Worker};
 use super::process::shortage;
 use super::restarts::{Failure, Restarts, Verdict};
@@ -42,23 +43,26 @@ pub(super) struct Keeper {
     /// Whose certificate asks.
     pub(super) identity: TlsIdentity,
     pub(super) board: watch::Sender<Vec<StagePhase>>,
+    /// Where it is told what the stage is seen to do.
+    pub(super) observations: watch::Sender<Vec<StageObservation>>,
     /// Told when the stage answers but cannot be linked.
     pub(super) restart: Arc<Notify>,
     pub(super) shutdown: CancellationToken,
 }
 
 /// A worker's time as a loaded stage.
-#[derive(Default)]
-struct Service {
+struct Service<'a> {
     since: Option<Instant>,
+    observer: &'a mut Observer,
 }
 
 impl Keeper {
     /// Runs until shut down or given up. The worker is gone when it returns.
-    pub(super) async fn run(self) {
+    pub(super) async fn run(self, mut observer: Observer) {
         let mut restarts = Restarts::default();
         for incarnation in 1.. {
-            let mut service = Service::default();
+            observer.restart();
+            let mut service = Service { since: None, observer: &mut observer };
             let Some(lost) = self.run_worker(incarnation, &mut service).await else { return };
             let served = service.since.map_or(Duration::ZERO, |since| since.elapsed());
             let pause = match restarts.lost(lost.failure, served) {
@@ -84,7 +88,7 @@ impl Keeper {
     }
 
     /// Runs one worker to its end; `None` when it was shut down.
-    async fn run_worker(&self, incarnation: u64, service: &mut Service) -> Option<Lost> {
+    async fn run_worker(&self, incarnation: u64, service: &mut Service<'_>) -> Option<Lost> {
         let started = tokio::select! {
             () = self.shutdown.cancelled() => return None,
             started = self.place.start(&self.shutdown) => started,
@@ -132,7 +136,7 @@ impl Keeper {
     }
 
     /// Asks the worker for signs of life until there is none.
-    async fn watch(&self, mut stage: LoadedStage, service: &mut Service) -> Lost {
+    async fn watch(&self, mut stage: LoadedStage, service: &mut Service<'_>) -> Lost {
         let mut client = match tls::connect(stage.address, &self.identity).await {
             Ok(channel) => StageClient::new(channel),
             Err(e) => return Lost::crash(e.to_string()),
@@ -148,6 +152,7 @@ impl Keeper {
                     service.since.get_or_insert_with(Instant::now);
                     take_over(&mut stage, &status);
                     self.show(StagePhase::Loaded(stage.clone()));
+                    self.tell(service.observer.take(&status));
                 }
                 LoadState::Failed => return failed_to_load(&status.failure),
                 LoadState::Loading | LoadState::Unspecified => self.show_progress(status.progress),
@@ -160,6 +165,16 @@ impl Keeper {
         self.board.send_if_modified(|phases| match phases.get_mut(self.index) {
             Some(StagePhase::Starting { progress, .. }) if *progress != share => {
                 *progress = share;
+                true
+            }
+            _ => false,
+        });
+    }
+
+    fn tell(&self, observation: StageObservation) {
+        self.observations.send_if_modified(|told| match told.get_mut(self.index) {
+            Some(told) if *told != observation => {
+                *told = observation;
                 true
             }
             _ => false,

@@ -7,6 +7,7 @@
 mod board;
 mod keeper;
 mod logs;
+mod observer;
 pub(crate) mod order;
 mod place;
 pub(crate) mod process;
@@ -20,7 +21,11 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cluster::{Bytes, Epoch, ModelHash, ReplicaState, StageIndex, StageLoad, StageMemory, StageReport};
+use cluster::{
+    Bytes, DeviceProfile, Epoch, ModelHash, ReplicaState, StageIndex, StageLoad, StageMemory,
+    StageObservation, StageReport,
+};
+use protocol::emulation::Emulation;
 use protocol::node::StageOrder;
 use protocol::rows::RowEncoding;
 use protocol::tls::{ClusterCa, TlsError, TlsIdentity};
@@ -34,6 +39,7 @@ use crate::memory::MemoryCheck;
 use crate::prepare::{PreparedReplica, PreparedStage, ReplicaPlan};
 use board::StagePhase;
 use keeper::Keeper;
+use observer::{Observed, Observer};
 use order::{OnHost, ReplicaOrder, StagePlace, worker_config};
 use place::{NodeAt, Place};
 pub use process::WorkerCommand;
@@ -63,6 +69,19 @@ pub struct ReplicaConfig {
     pub replica: PreparedReplica,
     /// How they run.
     pub settings: WorkerSettings,
+    /// The device that each stage stands for instead of computing; empty where they compute.
+    pub emulations: Vec<Emulation>,
+    /// Profiles of this host's devices for the model, against which steps are compared; each stage takes the first that was
+    /// measured with all that it uses.
+    pub profiles: Vec<DeviceProfile>,
+}
+
+/// Where an agent tells of its replica. The other ends may exist already.
+pub struct Outlook {
+    /// Whether the replica can answer.
+    pub state: watch::Sender<ReplicaState>,
+    /// What its stages are seen to do, a few times a second.
+    pub observations: watch::Sender<Vec<StageObservation>>,
 }
 
 /// A replica to run on nodes, which cut their stages from their own copies of the model.
@@ -79,6 +98,8 @@ pub struct RemoteReplica {
     pub memory_check: MemoryCheck,
     /// How the workers run.
     pub settings: WorkerSettings,
+    /// Profiles of the nodes' devices for the model, named as in the cluster file: `node/device`.
+    pub profiles: Vec<DeviceProfile>,
 }
 
 /// A stage was given up before the replica served for the first time.
@@ -101,38 +122,45 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Starts a worker for each stage on this host. The replica's state is told through `state`, whose other ends may
-    /// exist already.
-    pub fn start(
-        config: ReplicaConfig,
-        ca: &ClusterCa,
-        state: watch::Sender<ReplicaState>,
-    ) -> Result<Self, TlsError> {
+    /// Starts a worker for each stage on this host.
+    pub fn start(config: ReplicaConfig, ca: &ClusterCa, outlook: Outlook) -> Result<Self, TlsError> {
         let encoding = config.settings.encoding;
         let identity = ca.issue("agent")?;
-        Ok(Self::run(local_stages(config, ca)?, Link { identity, encoding }, state))
+        Ok(Self::run(local_stages(config, ca)?, Link { identity, encoding }, outlook))
     }
 
     /// The same on nodes.
-    pub fn start_on_nodes(replica: RemoteReplica, state: watch::Sender<ReplicaState>) -> Self {
+    pub fn start_on_nodes(replica: RemoteReplica, outlook: Outlook) -> Self {
         let link = Link { identity: replica.identity.clone(), encoding: replica.settings.encoding };
-        Self::run(remote_stages(&replica), link, state)
+        Self::run(remote_stages(&replica), link, outlook)
     }
 
-    fn run(stages: Vec<Stage>, link: Link, state: watch::Sender<ReplicaState>) -> Self {
+    fn run(stages: Vec<Stage>, link: Link, outlook: Outlook) -> Self {
+        let Outlook { state, observations } = outlook;
         let shutdown = CancellationToken::new();
         let Link { identity, encoding } = link;
         let starting = StagePhase::Starting { progress: 0.0, lost: None };
         let (board, board_seen) = watch::channel(vec![starting; stages.len()]);
         let (reports, reports_seen) = watch::channel(Vec::new());
+        let indices = 0..stages.len() as u32;
+        observations.send_replace(indices.map(|stage| StageObservation::none(StageIndex(stage))).collect());
         let mut tasks = JoinSet::new();
         let mut restarts = Vec::new();
-        for (index, Stage { place, report }) in stages.into_iter().enumerate() {
+        for (index, stage) in stages.into_iter().enumerate() {
             let restart = Arc::new(Notify::new());
             restarts.push(Arc::clone(&restart));
-            let (identity, board, shutdown) = (identity.clone(), board.clone(), shutdown.clone());
-            let keeper = Keeper { index, place, report, identity, board, restart, shutdown };
-            tasks.spawn(keeper.run());
+            let Stage { place, report, observer } = stage;
+            let keeper = Keeper {
+                index,
+                place,
+                report,
+                identity: identity.clone(),
+                board: board.clone(),
+                observations: observations.clone(),
+                restart,
+                shutdown: shutdown.clone(),
+            };
+            tasks.spawn(keeper.run(observer));
         }
         let state_seen = state.subscribe();
         let supervisor = Supervisor {
@@ -207,6 +235,7 @@ struct Stage {
     place: Place,
     /// What to report before the worker has spoken.
     report: StageReport,
+    observer: Observer,
 }
 
 /// How the agent and the stages talk to each other.
@@ -216,7 +245,7 @@ struct Link {
 }
 
 fn local_stages(config: ReplicaConfig, ca: &ClusterCa) -> Result<Vec<Stage>, TlsError> {
-    let ReplicaConfig { command, replica, settings } = config;
+    let ReplicaConfig { command, replica, settings, emulations, profiles } = config;
     let n_stages = replica.stages.len() as u32;
     let common = ReplicaOrder {
         model: replica.model,
@@ -237,10 +266,13 @@ fn local_stages(config: ReplicaConfig, ca: &ClusterCa) -> Result<Vec<Stage>, Tls
             embedding: replica.embedding.clone(),
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
             tls: ca.issue(&format!("stage {stage}"))?,
+            emulation: emulations.get(stage as usize).cloned(),
         };
+        let observed = Observed { shape: &replica.shape, order: &order, profiles: profiles.iter().collect() };
+        let observer = Observer::new(&observed);
         let config = Box::new(worker_config(&order, &replica.shape, host));
         let place = Place::Here { command: command.clone(), config };
-        Ok(Stage { place, report: expected_report(&order, predicted) })
+        Ok(Stage { place, report: expected_report(&order, predicted), observer })
     };
     (0..).zip(replica.stages).map(stage).collect()
 }
@@ -263,9 +295,13 @@ fn remote_stages(replica: &RemoteReplica) -> Vec<Stage> {
         let (layers, gpu_layers) = (load.layers, load.gpu_layers);
         let order = common.stage(StagePlace { stage, layers, gpu_layers, stages_here });
         let report = expected_report(&order, *predicted);
+        let prefix = format!("{}/", node.name());
+        let profiles =
+            replica.profiles.iter().filter(|profile| profile.device.0.starts_with(&prefix)).collect();
+        let observer = Observer::new(&Observed { shape: plan.model().shape(), order: &order, profiles });
         let build = node.facts().build.clone();
         let node = NodeAt { address: node.address().clone(), identity: identity.clone(), build };
-        Stage { place: Place::There { node, order: Box::new(order) }, report }
+        Stage { place: Place::There { node, order: Box::new(order) }, report, observer }
     };
     stages.map(stage).collect()
 }

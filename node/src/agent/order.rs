@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use cluster::{LayerRange, Load, ModelHash, ModelShape};
 use gguf::cut::{CutOptions, Uncertified};
+use protocol::emulation::Emulation;
 use protocol::node::StageOrder;
 use protocol::tls::TlsIdentity;
 use protocol::worker::{self, SliceConfig, WorkerConfig};
@@ -48,6 +49,8 @@ pub(crate) struct OnHost {
     pub(crate) embedding: PathBuf,
     pub(crate) listen: SocketAddr,
     pub(crate) tls: TlsIdentity,
+    /// The device that the worker stands for instead of computing.
+    pub(crate) emulation: Option<Emulation>,
 }
 
 impl ReplicaOrder {
@@ -105,5 +108,6 @@ pub(crate) fn worker_config(order: &StageOrder, shape: &ModelShape, host: OnHost
         step_deadline_secs: order.step_deadline_secs,
         listen: host.listen,
         tls: host.tls,
+        emulation: host.emulation.map(Box::new),
     }
 }

@@ -58,7 +58,7 @@ impl Lost {
 /// A worker that listens.
 pub(super) enum Worker {
     Here(WorkerProcess),
-    There(RemoteWorker),
+    There(Box<RemoteWorker>),
 }
 
 impl Place {
@@ -69,7 +69,9 @@ impl Place {
                 .await
                 .map(Worker::Here)
                 .map_err(|error| Lost::crash(error.to_string())),
-            Self::There { node, order } => RemoteWorker::start(node, order).await.map(Worker::There),
+            Self::There { node, order } => {
+                RemoteWorker::start(node, order).await.map(|worker| Worker::There(Box::new(worker)))
+            }
         }
     }
 }

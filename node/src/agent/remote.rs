@@ -87,7 +87,8 @@ impl RemoteWorker {
 async fn find(node: &NodeClient, port: u16, at: &NodeAt) -> Result<SocketAddr, Lost> {
     let address = node.address().with_port(port);
     let resolved = tokio::net::lookup_host(address.to_string()).await;
-    let candidates = resolved.map_err(|error| Lost::crash(format!("finding the address of {address}: {error}")))?;
+    let candidates =
+        resolved.map_err(|error| Lost::crash(format!("finding the address of {address}: {error}")))?;
     let mut reason = format!("{address} is no address of any host");
     for candidate in candidates {
         match tls::connect(candidate, &at.identity).await {

@@ -155,8 +155,11 @@ impl Fixture {
         let settings =
             WorkerSettings { threads: Some(1), micro_batches: 1, queue_limit: 1, encoding: RowEncoding::F32 };
         let loading = ReplicaState::Loading { progress: 0.0, waiting_for: String::new() };
-        let (state, _) = watch::channel(loading);
-        Agent::start(ReplicaConfig { command, replica, settings }, &self.ca, state).unwrap()
+        let outlook =
+            Outlook { state: watch::Sender::new(loading), observations: watch::Sender::new(Vec::new()) };
+        let config =
+            ReplicaConfig { command, replica, settings, emulations: Vec::new(), profiles: Vec::new() };
+        Agent::start(config, &self.ca, outlook).unwrap()
     }
 }
 

@@ -8,11 +8,11 @@ use protocol::tls::TlsIdentity;
 use protocol::v1;
 use tonic::{Request, Response, Status, Streaming};
 
+use super::profile::{ProfileEvents, ProfileHost};
+use super::workers::{NewsStream, WorkerHost};
 use crate::host::available_memory;
 use crate::links::measure;
 use crate::reach::reach;
-use super::profile::{ProfileEvents, ProfileHost};
-use super::workers::{NewsStream, WorkerHost};
 
 /// A measurement ends within this: the longest stream and the longest frames on a slow link, and the stalls that are
 /// waited for.
@@ -45,7 +45,8 @@ impl NodeService {
 
     /// As of now.
     pub(crate) fn facts(&self) -> NodeFacts {
-        NodeFacts { memory_available: available_memory(), ..self.facts.clone() }
+        let now = if self.facts.emulated { self.facts.memory_available } else { available_memory() };
+        NodeFacts { memory_available: now, ..self.facts.clone() }
     }
 
     fn check_peer(&self, peer: &Peer) -> Result<(), Status> {

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use cluster::{Bytes, Load, MemoryCosts, ModelHash, ModelShape, StageLoad, StageMemory};
 use gguf::cut::{CutOptions, Uncertified, plan_slice};
+use protocol::emulation::Emulation;
 use protocol::node::StageOrder;
+use protocol::plan_files::PlanFileError;
 use thiserror::Error;
 use tonic::Status;
 
@@ -42,12 +44,18 @@ pub(super) enum OrderError {
         path.display()
     )]
     OtherModel { path: PathBuf, got: ModelHash, wanted: ModelHash },
-    #[error("the stage is to have blocks {first}..{end}, {gpu} of them on a GPU, and the model has {n_layer}")]
+    #[error(
+        "the stage is to have blocks {first}..{end}, {gpu} of them on a GPU, and the model has {n_layer}"
+    )]
     Blocks { first: u32, end: u32, gpu: u32, n_layer: u32 },
     #[error(transparent)]
     Slices(#[from] SliceError),
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    #[error("it emulates a device with model {emulated}, and the replica serves {wanted} ({hash})")]
+    NotEmulated { emulated: String, wanted: String, hash: ModelHash },
+    #[error("its emulated model cannot be used: {0}")]
+    Emulation(#[from] PlanFileError),
 }
 
 impl OrderError {
@@ -71,7 +79,7 @@ pub(super) fn prepare(
     observer: &mut Observer<'_>,
 ) -> Result<PreparedOrder, OrderError> {
     let model = ModelFile::open(&find_model(&order.model, folders.models())?)?;
-    check_blocks(order, &model)?;
+    check_blocks(order, model.shape())?;
     let hash = model_hash(model.parts(), &folders.model_hashes(), observer)?;
     if hash != order.model_hash {
         let path = model.path().to_owned();
@@ -90,8 +98,25 @@ pub(super) fn prepare(
     Ok(PreparedOrder { shape: model.shape().clone(), slice, embedding: files.embedding.path, predicted })
 }
 
-fn check_blocks(order: &StageOrder, model: &ModelFile) -> Result<(), OrderError> {
-    let (n_layer, layers, gpu) = (model.shape().n_layer(), order.layers, order.gpu_layers);
+/// What an emulated stage loads: nothing. Its worker enforces the emulated device's memory.
+pub(super) fn emulate(order: &StageOrder, emulation: &Emulation) -> Result<PreparedOrder, OrderError> {
+    let known = [&emulation.profile.model, &emulation.model.model];
+    let wanted = [&order.model, &order.model_hash.to_string()];
+    if !known.iter().any(|known| wanted.contains(known)) {
+        return Err(OrderError::NotEmulated {
+            emulated: emulation.profile.model.clone(),
+            wanted: order.model.clone(),
+            hash: order.model_hash,
+        });
+    }
+    let shape = emulation.model.shape()?;
+    check_blocks(order, &shape)?;
+    let none = PathBuf::new();
+    Ok(PreparedOrder { shape, slice: none.clone(), embedding: none, predicted: StageMemory::default() })
+}
+
+fn check_blocks(order: &StageOrder, model: &ModelShape) -> Result<(), OrderError> {
+    let (n_layer, layers, gpu) = (model.n_layer(), order.layers, order.gpu_layers);
     if layers.end() > n_layer || gpu > layers.len() {
         let (first, end) = (layers.start(), layers.end());
         return Err(OrderError::Blocks { first, end, gpu, n_layer });

@@ -71,7 +71,7 @@ impl ProfileHost {
         let wanted = CancellationToken::new();
         let run = Run { name: self.name.clone(), events: sender, wanted: wanted.clone(), _turn: turn };
         // It ends with the child, which ends when it is not wanted.
-        tokio::spawn(run.to_end(child));
+        tokio::spawn(run.live(child));
         Ok(ProfileEvents { events, _wanted: wanted.drop_guard() })
     }
 }
@@ -99,7 +99,7 @@ struct Run {
 }
 
 impl Run {
-    async fn to_end(self, mut child: Child) {
+    async fn live(self, mut child: Child) {
         let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) else { return };
         let outcome = tokio::select! {
             () = self.wanted.cancelled() => return stop(child).await,
@@ -179,7 +179,8 @@ async fn stop(mut child: Child) {
     }
 }
 
-#[cfg(all(test, unix))]
+#[cfg(unix)]
+#[cfg(test)]
 mod tests {
     use tokio_stream::StreamExt;
 

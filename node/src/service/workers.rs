@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use cluster::StageMemory;
 use futures::Stream;
+use protocol::emulation::Emulation;
 use protocol::node::{StageOrder, WorkerNews};
 use protocol::tls::TlsIdentity;
 use protocol::v1;
@@ -21,7 +22,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 use tonic::{Status, Streaming};
 
-use super::prepare::{PreparedOrder, prepare};
+use super::prepare::{PreparedOrder, emulate, prepare};
 use crate::agent::order::{OnHost, worker_config};
 use crate::agent::process::WorkerProcess;
 use crate::agent::{STOP_GRACE, WorkerCommand};
@@ -54,6 +55,22 @@ struct Inner {
     /// Where workers listen: wherever the node does.
     bind: IpAddr,
     identity: TlsIdentity,
+    /// The device that all workers stand for instead of computing.
+    emulation: Option<Emulation>,
+}
+
+/// How a node runs workers.
+pub(super) struct WorkerHostConfig {
+    /// How they are started.
+    pub(super) command: WorkerCommand,
+    /// Where the models are.
+    pub(super) folders: Folders,
+    /// Where the node listens.
+    pub(super) bind: IpAddr,
+    /// The node's.
+    pub(super) identity: TlsIdentity,
+    /// The device that they stand for instead of computing.
+    pub(super) emulation: Option<Emulation>,
 }
 
 /// News of a worker on its way to who ordered it. Dropping it stops the worker.
@@ -71,10 +88,11 @@ impl Stream for NewsStream {
 }
 
 impl WorkerHost {
-    /// Starts workers by `command`, with a node's identity, listening at `bind`.
-    pub(super) fn new(command: WorkerCommand, folders: Folders, bind: IpAddr, identity: TlsIdentity) -> Self {
+    /// Runs none yet.
+    pub(super) fn new(config: WorkerHostConfig) -> Self {
+        let WorkerHostConfig { command, folders, bind, identity, emulation } = config;
         Self {
-            inner: Arc::new(Inner { command, folders, bind, identity }),
+            inner: Arc::new(Inner { command, folders, bind, identity, emulation }),
             places: Arc::new(Semaphore::new(MOST_WORKERS)),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
@@ -93,8 +111,9 @@ impl WorkerHost {
         let order = StageOrder::check(order).map_err(|error| Status::invalid_argument(error.to_string()))?;
         let (sender, news) = mpsc::channel(QUEUE);
         let wanted = self.stop.child_token();
-        let run = Run { host: Arc::clone(&self.inner), order, news: sender, wanted: wanted.clone(), _place: place };
-        self.tasks.spawn(run.to_end(orders));
+        let run =
+            Run { host: Arc::clone(&self.inner), order, news: sender, wanted: wanted.clone(), _place: place };
+        self.tasks.spawn(run.live(orders));
         Ok(NewsStream { news, _wanted: wanted.drop_guard() })
     }
 
@@ -119,7 +138,7 @@ struct Run {
 }
 
 impl Run {
-    async fn to_end(self, orders: Streaming<v1::WorkerOrder>) {
+    async fn live(self, orders: Streaming<v1::WorkerOrder>) {
         let last = match self.work(orders).await {
             Ok(how) => Ok(WorkerNews::Ended { how }.into()),
             Err(status) => Err(status),
@@ -174,6 +193,9 @@ impl Run {
         let (order, host, wanted) = (self.order.clone(), Arc::clone(&self.host), self.wanted.clone());
         let mut teller = Teller { news: self.news.clone(), last: None };
         let prepared = tokio::task::spawn_blocking(move || {
+            if let Some(emulation) = &host.emulation {
+                return emulate(&order, emulation);
+            }
             prepare(&order, &host.folders, &mut |progress| {
                 teller.tell(&progress);
                 if wanted.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -192,6 +214,7 @@ impl Run {
             embedding: prepared.embedding,
             listen: SocketAddr::new(self.host.bind, 0),
             tls: self.host.identity.clone(),
+            emulation: self.host.emulation.clone(),
         };
         worker_config(&self.order, &prepared.shape, host)
     }

@@ -4,6 +4,7 @@
 //! Knows nothing of what requests mean.
 
 mod body;
+mod metrics;
 mod panics;
 mod probes;
 
@@ -11,6 +12,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::Request;
+use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
 use tower_http::catch_panic::CatchPanicLayer;
 
@@ -24,6 +26,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
     Router::new()
         .route("/health", get(probes::health))
         .route("/ready", get(probes::ready))
+        .route("/metrics", get(metrics::metrics))
         .route("/v1/models", get(probes::models))
         // Ids of models may have slashes.
         .route("/v1/models/{*id}", get(probes::model))
@@ -32,6 +35,8 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .fallback(unknown_route)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(CatchPanicLayer::custom(panics::answer))
+        // Outside of that, so that panics are counted as what they are answered with.
+        .layer(from_fn_with_state(Arc::clone(&app), metrics::count))
         .with_state(app)
 }
 

@@ -23,6 +23,7 @@ fn app(state: ReplicaState) -> (Arc<App>, watch::Sender<ReplicaState>) {
         model_path: "no/such/file".into(),
         chat_template: None,
         replica,
+        observations: watch::channel(Vec::new()).1,
         tls: ClusterCa::new().unwrap().issue("orchestrator").unwrap(),
         n_ctx: 512,
         limits: Limits { max_body: Bytes(4096), max_open_requests: 1, ..Limits::default() },

@@ -9,6 +9,7 @@ use rayon::prelude::*;
 
 use super::states::States;
 use crate::evaluate::Draft;
+use crate::watch::{Stopped, Watch, Work, show};
 
 /// A plan on a front, with the way back to its parts.
 #[derive(Debug, Clone, Copy)]
@@ -29,7 +30,7 @@ pub(crate) struct Fronts {
 }
 
 impl Fronts {
-    pub(crate) fn new(states: &States) -> Self {
+    pub(crate) fn new(states: &States, watch: &dyn Watch) -> Result<Self, Stopped> {
         let n = states.options.len();
         let nothing = Point { ps: 0.0, ds: 0.0, group: 0, option: 0, rest: 0, at: 0 };
         let mut fronts = vec![Vec::new(); n];
@@ -40,14 +41,15 @@ impl Fronts {
             by_count.resize(by_count.len().max(count + 1), Vec::new());
             by_count[count].push(state);
         }
-        for level in by_count.iter().skip(1) {
+        for (done, level) in by_count.iter().enumerate().skip(1) {
+            show(watch, Work::Plans, (done, by_count.len()))?;
             let found: Vec<Vec<Point>> =
                 level.par_iter().map(|&state| front(states, &fronts, state)).collect();
             for (&state, front) in level.iter().zip(found) {
                 fronts[state as usize] = front;
             }
         }
-        Self { fronts }
+        Ok(Self { fronts })
     }
 
     /// The plans on all devices.

@@ -14,6 +14,7 @@ use crate::objective::{Objective, Rates, Score, better, compare};
 use crate::rng::Rng;
 use crate::roles::{Assignment, assign};
 use crate::settings::{Effort, ObjectiveKind};
+use crate::watch::{Stopped, Watch, Work, show};
 
 /// Generations without a better plan after which the search ends: more of them while they are cheap.
 const PATIENCE: [usize; 2] = [30, 8];
@@ -34,6 +35,7 @@ pub(crate) struct Context<'a> {
     pub objective: &'a dyn Objective,
     pub seed: u64,
     pub effort: Effort,
+    pub watch: &'a dyn Watch,
 }
 
 impl Context<'_> {
@@ -87,10 +89,13 @@ struct Judged {
 }
 
 /// The best plans found, the best first, and how many groupings were judged.
-pub(crate) fn search(context: &Context<'_>) -> (Vec<(Score, Draft)>, u64) {
+pub(crate) fn search(context: &Context<'_>) -> Result<(Vec<(Score, Draft)>, u64), Stopped> {
     let n = context.evaluator.inst().devices.len();
     let effort = context.effort;
     let population = effort.population.max(4);
+    // The first population and the last polish count as a generation each.
+    let shown = |done| show(context.watch, Work::Generations, (done, effort.generations + 2));
+    shown(0)?;
     let first: Vec<Judged> = (0..population)
         .into_par_iter()
         .map(|i| {
@@ -104,6 +109,7 @@ pub(crate) fn search(context: &Context<'_>) -> (Vec<(Score, Draft)>, u64) {
     let mut pool = ranked(first, population);
     let mut quiet = 0;
     for generation in 1..=effort.generations {
+        shown(generation)?;
         let children: Vec<Judged> = (0..population)
             .into_par_iter()
             .map(|i| {
@@ -120,6 +126,7 @@ pub(crate) fn search(context: &Context<'_>) -> (Vec<(Score, Draft)>, u64) {
             break;
         }
     }
+    shown(effort.generations + 1)?;
     let elites = effort.elites.clamp(1, pool.len());
     let polished: Vec<Judged> = pool[..elites]
         .par_iter()
@@ -132,7 +139,8 @@ pub(crate) fn search(context: &Context<'_>) -> (Vec<(Score, Draft)>, u64) {
     let mut best = polished;
     best.extend(pool);
     let best = ranked(best, population);
-    (best.into_iter().map(|j| (j.score, context.draft(&j.individual.groups()))).collect(), judged)
+    let plans = best.into_iter().map(|j| (j.score, context.draft(&j.individual.groups())));
+    Ok((plans.collect(), judged))
 }
 
 fn polish(n: usize) -> usize {

@@ -6,6 +6,10 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use crate::evaluate::{DraftGroup, Evaluator, GroupOption};
+use crate::watch::{Stopped, Watch, Work, show};
+
+/// States that are evaluated between two looks at whether to go on.
+const ABREAST: usize = 256;
 
 /// The states of a cluster and what a group of each is worth.
 pub(crate) struct States {
@@ -25,7 +29,7 @@ pub(crate) fn steps(class_sizes: &[usize]) -> u64 {
 
 impl States {
     /// Evaluates every state, in parallel.
-    pub(crate) fn new(evaluator: &Evaluator<'_>) -> Self {
+    pub(crate) fn new(evaluator: &Evaluator<'_>, watch: &dyn Watch) -> Result<Self, Stopped> {
         let sizes: Vec<u32> = evaluator.inst().classes.iter().map(|class| class.len() as u32).collect();
         let mut strides = Vec::with_capacity(sizes.len());
         let mut total = 1;
@@ -34,12 +38,18 @@ impl States {
             total *= size + 1;
         }
         let mut states = Self { sizes, strides, options: Vec::new() };
-        states.options = (0..total)
-            .into_par_iter()
-            .with_min_len(8)
-            .map(|state| if state == 0 { Arc::from([]) } else { evaluator.options(&states.classes(state)) })
-            .collect();
-        states
+        let mut options: Vec<Arc<[GroupOption]>> = Vec::with_capacity(total as usize);
+        while options.len() < total as usize {
+            show(watch, Work::Groups, (options.len(), total as usize))?;
+            let from = options.len() as u32;
+            let chunk = (from..total.min(from + ABREAST as u32)).into_par_iter().with_min_len(8);
+            let of = |state| {
+                if state == 0 { Arc::from([]) } else { evaluator.options(&states.classes(state)) }
+            };
+            options.par_extend(chunk.map(of));
+        }
+        states.options = options;
+        Ok(states)
     }
 
     /// All devices.

@@ -2,8 +2,8 @@
 
 use cluster::LinkQuality;
 
-use super::DenseDevice;
 use super::read::Reader;
+use super::{ByVisit, DenseDevice};
 use crate::problem::Problem;
 
 pub(super) fn links_of(problem: &Problem, order: &[usize]) -> Vec<(f64, f64)> {
@@ -59,9 +59,10 @@ pub(super) fn features(device: &DenseDevice) -> Vec<f64> {
     for processor in [&device.gpu, &device.cpu] {
         match processor {
             None => key.push(0.0),
-            Some(p) => key.extend(p.decode.iter().chain(&p.prefill_grid).chain(&p.head)),
+            Some(processor) => key.extend(processor.numbers()),
         }
     }
+    key.extend(device.embedding.iter().flat_map(ByVisit::numbers));
     key
 }
 

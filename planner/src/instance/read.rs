@@ -1,10 +1,13 @@
 //! Reads a problem's curves and sizes at the points that the search needs. It knows nothing of searching.
 
-use cluster::{Attention, BlockKind, BlockShape, DeviceMemory, ModelShape, ProcessorProfile};
+use cluster::{Attention, BlockKind, BlockShape, DeviceMemory, ModelShape, ProcessorProfile, Surface};
 
-use super::{DenseDevice, PREFILL_GRID, Processor};
+use super::{ByVisit, DEPTH_GRID, DenseDevice, PREFILL_GRID, Processor, chunks};
 use crate::problem::Problem;
 use crate::settings::{DecodeReading, KvLayout, Settings};
+
+/// A context is sized in steps of this many tokens (`GGML_PAD(n_ctx, 256)` in llama.cpp's `src/llama-context.cpp`).
+const CONTEXT_STEP: u32 = 256;
 
 /// A type of block: what makes two blocks cost the same.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -66,7 +69,8 @@ impl Reader<'_> {
 
     pub(super) fn needs(&self) -> Vec<Vec<f64>> {
         let workload = &self.problem.workload;
-        let context = f64::from(workload.slot_context);
+        let steps = workload.slot_context.div_ceil(CONTEXT_STEP);
+        let context = f64::from(steps.saturating_mul(CONTEXT_STEP));
         (0..=workload.max_slots)
             .map(|slots| {
                 let slots = f64::from(slots);
@@ -80,8 +84,16 @@ impl Reader<'_> {
             .collect()
     }
 
-    pub(super) fn kv_per_token(&self) -> Vec<f64> {
-        self.by_kind(|kind| kind.kv_elements * self.settings.kv_element_bytes)
+    pub(super) fn handed(&self) -> Vec<Handed> {
+        let bytes = |kind: &DenseKind| kind.kv_elements * self.settings.kv_element_bytes;
+        let windowed = |kind: &DenseKind| matches!(kind.kind.attention, Attention::SlidingWindow { .. });
+        let all = self.by_kind(|kind| if windowed(kind) { 0.0 } else { bytes(kind) });
+        let within = self.by_kind(|kind| if windowed(kind) { bytes(kind) } else { 0.0 });
+        let state = self.by_kind(|kind| kind.state);
+        let parts = all.into_iter().zip(within).zip(state);
+        parts
+            .map(|((per_token, per_token_in_window), fixed)| Handed { per_token, per_token_in_window, fixed })
+            .collect()
     }
 
     pub(super) fn device(&self, device: usize) -> DenseDevice {
@@ -89,27 +101,24 @@ impl Reader<'_> {
         // `check` has made sure that every device has a profile.
         let profile = self.problem.profile(&device.id);
         let processor = |of: Option<&ProcessorProfile>| of.map(|p| self.processor(p));
-        let (gpu_bytes, cpu_bytes) = match device.memory {
-            DeviceMemory::Discrete { vram, ram } => (vram.0 as f64, ram.0 as f64),
-            DeviceMemory::Unified { total } => (total.0 as f64, 0.0),
-        };
         let buffers = profile.map(|p| p.buffers).unwrap_or_default();
         let gpu = processor(profile.and_then(|p| p.gpu.as_ref()));
         let cpu = processor(profile.and_then(|p| p.cpu.as_ref()));
-        // A host whose one memory has no GPU to use it computes on the CPU.
-        let (gpu_bytes, cpu_bytes) = match (gpu.is_some(), cpu.is_some()) {
-            (false, true) => (0.0, gpu_bytes + cpu_bytes),
-            (true, false) => (gpu_bytes, 0.0),
-            _ => (gpu_bytes, cpu_bytes),
+        let (gpu_bytes, cpu_bytes) = match device.memory {
+            DeviceMemory::Discrete { vram, ram } => (vram.0 as f64, ram.0 as f64),
+            // A host whose one memory has no GPU to use it computes on the CPU.
+            DeviceMemory::Unified { total } if gpu.is_none() => (0.0, total.0 as f64),
+            DeviceMemory::Unified { total } => (total.0 as f64, 0.0),
         };
         DenseDevice {
+            gpu_bytes: if gpu.is_some() { gpu_bytes } else { 0.0 },
+            cpu_bytes: if cpu.is_some() { cpu_bytes } else { 0.0 },
             gpu,
             cpu,
-            gpu_bytes,
-            cpu_bytes,
             prefill_buffer: buffers.prefill.0 as f64,
             decode_buffer: buffers.decode.0 as f64,
             overhead: profile.map_or(0.0, |p| p.hop_overhead.0 / 1e3),
+            embedding: profile.and_then(|p| p.embedding.as_ref()).map(|curve| self.by_visit(curve)),
         }
     }
 
@@ -118,43 +127,74 @@ impl Reader<'_> {
         let max_slots = workload.max_slots as usize;
         let depth = match self.settings.reading {
             DecodeReading::Serial => f64::from(workload.slot_context),
-            DecodeReading::Batched => workload.prompt.mean + workload.output.mean / 2.0,
+            DecodeReading::Batched => workload.mean_prompt() + workload.mean_output() / 2.0,
         };
-        let time = |kind: &DenseKind, prefill: bool, rows: f64, depth: f64| {
-            profile.block(kind.kind).map_or(f64::INFINITY, |curves| {
-                let surface = if prefill { &curves.prefill } else { &curves.decode };
-                surface.at(rows, depth).0 / 1e3
-            })
+        let decode = |kind: &DenseKind, rows: f64| {
+            profile.block(kind.kind).map_or(f64::INFINITY, |curves| curves.decode.at(rows, depth).0 / 1e3)
         };
-        let decode = (0..=max_slots)
-            .flat_map(|rows| self.by_kind(|kind| time(kind, false, rows.max(1) as f64, depth)))
-            .collect();
-        let prefill_grid = PREFILL_GRID
-            .iter()
-            .flat_map(|&tokens| self.by_kind(|kind| time(kind, true, tokens, 0.0)))
-            .collect();
-        let chunks = chunks(workload.prompt.mean, f64::from(self.settings.prefill_chunk.max(1)));
-        let prefill = self.by_kind(|kind| {
-            let (full, rest) = chunks;
-            let chunk = f64::from(self.settings.prefill_chunk.max(1));
-            let of_full = if full > 0.0 { full * time(kind, true, chunk, 0.0) } else { 0.0 };
-            of_full + if rest > 0.0 { time(kind, true, rest, 0.0) } else { 0.0 }
-        });
-        let head = (0..=max_slots).map(|rows| profile.head.at(rows.max(1) as f64, 0.0).0 / 1e3).collect();
+        let prefill = |kind: &DenseKind, tokens: f64, depth: f64| {
+            profile.block(kind.kind).map_or(f64::INFINITY, |curves| curves.prefill.at(tokens, depth).0 / 1e3)
+        };
+        let chunk = self.chunk();
+        let (full, rest) = chunks(workload.mean_prompt(), chunk);
+        let prompt = |kind: &DenseKind| {
+            let whole: f64 = (0..full as u32).map(|i| prefill(kind, chunk, f64::from(i) * chunk)).sum();
+            whole + if rest > 0.0 { prefill(kind, rest, full * chunk) } else { 0.0 }
+        };
+        let deeper =
+            |point: f64| self.by_kind(|k| (prefill(k, chunk, point) - prefill(k, chunk, 0.0)) / chunk);
+        let by_depth = profile.blocks.iter().any(|curves| curves.prefill.depths().len() > 1);
         Processor {
-            decode,
-            prefill_grid,
-            prefill,
-            head,
+            decode: (0..=max_slots)
+                .flat_map(|rows| self.by_kind(|kind| decode(kind, rows.max(1) as f64)))
+                .collect(),
+            prefill_grid: PREFILL_GRID
+                .iter()
+                .flat_map(|&tokens| self.by_kind(|kind| prefill(kind, tokens, 0.0)))
+                .collect(),
+            prefill: self.by_kind(prompt),
+            deeper: if by_depth { DEPTH_GRID.iter().flat_map(|&d| deeper(d)).collect() } else { Vec::new() },
+            head: (0..=max_slots).map(|rows| profile.head.at(rows.max(1) as f64, 0.0).0 / 1e3).collect(),
+            call: profile.call.as_ref().map(|curve| self.by_visit(curve)),
             n_kinds: self.shares.map_or(self.kinds.len(), |_| 1),
+        }
+    }
+
+    /// Tokens of a prefill chunk.
+    fn chunk(&self) -> f64 {
+        f64::from(self.settings.prefill_chunk.max(1))
+    }
+
+    /// A curve by rows alone.
+    fn by_visit(&self, curve: &Surface) -> ByVisit {
+        let workload = &self.problem.workload;
+        let at = |rows: f64| curve.at(rows, 0.0).0 / 1e3;
+        let (full, rest) = chunks(workload.mean_prompt(), self.chunk());
+        ByVisit {
+            decode: (0..=workload.max_slots).map(|rows| at(f64::from(rows.max(1)))).collect(),
+            prompt: full * at(self.chunk()) + if rest > 0.0 { at(rest) } else { 0.0 },
+            chunk: PREFILL_GRID.iter().map(|&tokens| at(tokens)).collect(),
         }
     }
 }
 
-/// Whole chunks of a prompt, and the tokens left over.
-pub(crate) fn chunks(tokens: f64, chunk: f64) -> (f64, f64) {
-    let full = (tokens / chunk).floor();
-    (full, tokens - full * chunk)
+/// Tokens of the largest sliding window of any block.
+pub(super) fn window_of(model: &ModelShape) -> f64 {
+    let windows = model.blocks.iter().filter_map(|block| match block.kind.attention {
+        Attention::SlidingWindow { window } => Some(window),
+        Attention::Full | Attention::Recurrent => None,
+    });
+    windows.max().map_or(0.0, f64::from)
+}
+
+/// Bytes of a block's cache on its way to another replica.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(crate) struct Handed {
+    pub per_token: f64,
+    /// For each token in the sliding window; those before it are not sent.
+    pub per_token_in_window: f64,
+    /// Recurrent state, whatever the length.
+    pub fixed: f64,
 }
 
 /// Tokens that the caches of all slots hold.
@@ -163,7 +203,7 @@ pub(super) fn cached_tokens(attention: Attention, slots: f64, context: f64, layo
         (Attention::Full, _) => slots * context,
         (Attention::Recurrent, _) => 0.0,
         (Attention::SlidingWindow { window }, KvLayout::PerSlot { n_ubatch }) => {
-            let cells = window.saturating_add(n_ubatch).div_ceil(256).saturating_mul(256);
+            let cells = window.saturating_add(n_ubatch).div_ceil(CONTEXT_STEP).saturating_mul(CONTEXT_STEP);
             slots * f64::from(cells).min(context)
         }
         (Attention::SlidingWindow { window }, KvLayout::Unified { n_ubatch }) => {

@@ -10,7 +10,7 @@ use cluster::Role;
 use super::{Objective, Rates, Score, WORST};
 use crate::evaluate::Replica;
 use crate::instance::{Instance, Work};
-use crate::sim::{Bounds, Request, ShortestWork, SimCluster, SimReplica, Summary, simulate};
+use crate::sim::{Bounds, Handover, Request, ShortestWork, SimCluster, SimReplica, Summary, simulate};
 
 const TTFT_WEIGHT: f64 = 0.1;
 const TPOT_WEIGHT: f64 = 10.0;
@@ -210,7 +210,7 @@ pub(crate) fn sim_cluster(inst: &Instance, replicas: &[&Replica]) -> SimCluster 
     let handover = replicas.iter().flat_map(|from| {
         replicas.iter().map(move |to| {
             let apart = from.role == Role::Prefill && to.role != Role::Prefill;
-            if apart { from.chain.handover(inst, &to.chain) } else { (0.0, 0.0) }
+            if apart { from.chain.handover(inst, &to.chain) } else { Handover::default() }
         })
     });
     SimCluster::new(replicas.iter().map(|r| r.sim.clone()).collect(), handover.collect())

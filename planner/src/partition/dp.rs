@@ -5,8 +5,11 @@
 //! sum. A stage's blocks fill the GPU from its last block backwards, as llama.cpp's `n_gpu_layers` does; where the CPU
 //! is the faster one, it is filled first. It does not know why a range of blocks is not allowed.
 
-use super::{Blocks, Master, Partition, StageModel, Tier, rotation};
+use super::token::{Fill, TokenHops, fastest};
+use super::{Blocks, Cost, Master, Partition, Side, StageModel, Tier, rotation};
 
+/// Steps of the bisection for the time per token: each is a pass over the table.
+const TOKEN_BISECTIONS: usize = 10;
 /// Costs are differences of sums, so one stage's may differ in the last digits between two chains.
 const SLACK: f64 = 1e-9;
 
@@ -23,15 +26,11 @@ pub(crate) fn partition(
     if k == 0 || k > n {
         return None;
     }
-    let tables: Vec<[StageTable; 2]> = stages
-        .iter()
-        .map(|stage| [Master::No, Master::Yes].map(|master| StageTable::new(stage, blocks, master)))
-        .collect();
+    let tables = Tables::new(stages, blocks, allowed);
     let mut best: Option<Partition> = None;
     let mut bottleneck = f64::INFINITY;
     for master in 0..k {
-        let chain: Vec<&StageTable> =
-            rotation(k, master).map(|d| &tables[d][usize::from(d == master)]).collect();
+        let chain = tables.chain(master);
         let Some(slowest) = slowest_of(&chain, n, allowed, bottleneck) else { continue };
         let Some((cuts, sum)) = smallest_sum(&chain, n, allowed, slowest) else { continue };
         // `slowest` is at most a rounding error above the best so far.
@@ -39,14 +38,77 @@ pub(crate) fn partition(
             best.as_ref().is_none_or(|b| slowest < b.slowest * (1.0 - SLACK) || sum < b.sum * (1.0 - SLACK));
         if better {
             bottleneck = slowest;
-            let mut shares = vec![(0, 0); k];
-            for (place, device) in rotation(k, master).enumerate() {
-                shares[device] = chain[place].split(cuts[place], cuts[place + 1]);
-            }
-            best = Some(Partition { master, blocks: shares, slowest, sum });
+            best = Some(tables.partition(master, &cuts, Cost { sum, slowest }));
         }
     }
     best
+}
+
+/// The partition that gives a token soonest, if that is below `target`: found by bisection, to about a thousandth of
+/// what the best slowest stage and the best sum leave open.
+pub(crate) fn fastest_token(
+    stages: &[StageModel<'_>],
+    blocks: Blocks<'_>,
+    allowed: Option<Allowed<'_>>,
+    (hops, target): (TokenHops, f64),
+) -> Option<Partition> {
+    let (k, n) = (stages.len(), blocks.kind_of.len());
+    if k == 0 || k > n {
+        return None;
+    }
+    let mut tables = Tables::new(stages, blocks, allowed);
+    let (limit, master) = fastest(&mut tables, hops, (target, f64::MAX), TOKEN_BISECTIONS)?;
+    let chain = tables.chain(master);
+    let (cuts, sum) = smallest_sum(&chain, n, allowed, limit)?;
+    let slowest = slowest_between(&chain, &cuts);
+    Some(tables.partition(master, &cuts, Cost { sum, slowest }))
+}
+
+/// Every device's costs, as the master and not.
+struct Tables<'a> {
+    stages: Vec<[StageTable; 2]>,
+    n_blocks: usize,
+    allowed: Option<Allowed<'a>>,
+}
+
+impl<'a> Tables<'a> {
+    fn new(stages: &[StageModel<'_>], blocks: Blocks<'_>, allowed: Option<Allowed<'a>>) -> Self {
+        let both =
+            |stage: &StageModel<'_>| [Master::No, Master::Yes].map(|m| StageTable::new(stage, blocks, m));
+        Self { stages: stages.iter().map(both).collect(), n_blocks: blocks.kind_of.len(), allowed }
+    }
+
+    fn chain(&self, master: usize) -> Vec<&StageTable> {
+        rotation(self.stages.len(), master)
+            .map(|device| &self.stages[device][usize::from(device == master)])
+            .collect()
+    }
+
+    fn partition(&self, master: usize, cuts: &[usize], cost: Cost) -> Partition {
+        let mut shares = vec![(0, 0); self.stages.len()];
+        let chain = self.chain(master);
+        for (place, device) in rotation(self.stages.len(), master).enumerate() {
+            shares[device] = chain[place].split(cuts[place], cuts[place + 1]);
+        }
+        Partition { master, blocks: shares, slowest: cost.slowest, sum: cost.sum }
+    }
+}
+
+impl Fill for Tables<'_> {
+    fn masters(&self) -> usize {
+        self.stages.len()
+    }
+
+    fn least(&mut self, master: usize) -> f64 {
+        let least = slowest_of(&self.chain(master), self.n_blocks, self.allowed, f64::INFINITY);
+        least.unwrap_or(f64::INFINITY)
+    }
+
+    fn fill(&mut self, limit: f64, master: usize) -> Option<Cost> {
+        let chain = self.chain(master);
+        let (cuts, sum) = smallest_sum(&chain, self.n_blocks, self.allowed, limit)?;
+        Some(Cost { sum, slowest: slowest_between(&chain, &cuts) })
+    }
 }
 
 /// A device's costs as prefix sums over the model's blocks.
@@ -54,6 +116,10 @@ struct StageTable {
     gpu: Prefix,
     cpu: Prefix,
     fixed: f64,
+    embedding: f64,
+    /// Seconds of calling each processor, and whether that is needed even without a block.
+    gpu_call: (f64, bool),
+    cpu_call: (f64, bool),
     gpu_first: bool,
 }
 
@@ -102,10 +168,15 @@ impl StageTable {
             let all = tier.cost.iter().sum::<f64>() / tier.cost.len().max(1) as f64;
             if tier.cost.is_empty() { f64::INFINITY } else { all }
         };
+        let is_master = master == Master::Yes;
+        let call = |tier: &Tier<'_>, side: Side| (tier.call, is_master && stage.head_on == side);
         Self {
             gpu: Prefix::new(&stage.gpu, blocks, master),
             cpu: Prefix::new(&stage.cpu, blocks, master),
-            fixed: stage.overhead + if master == Master::Yes { stage.head } else { 0.0 },
+            fixed: stage.overhead + if is_master { stage.head } else { 0.0 },
+            embedding: stage.embedding,
+            gpu_call: call(&stage.gpu, Side::Gpu),
+            cpu_call: call(&stage.cpu, Side::Cpu),
             gpu_first: mean(&stage.gpu) <= mean(&stage.cpu),
         }
     }
@@ -119,7 +190,12 @@ impl StageTable {
 
     fn cost(&self, start: usize, end: usize) -> Option<f64> {
         let at = self.gpu_start(start, end)?;
-        Some(self.fixed + self.cpu.between(start, at) + self.gpu.between(at, end))
+        let called = |(seconds, always): (f64, bool), blocks: usize| {
+            if always || blocks > 0 { seconds } else { 0.0 }
+        };
+        let calls = called(self.cpu_call, at - start) + called(self.gpu_call, end - at);
+        let first = if start == 0 { self.embedding } else { 0.0 };
+        Some(self.fixed + first + calls + self.cpu.between(start, at) + self.gpu.between(at, end))
     }
 
     fn split(&self, start: usize, end: usize) -> (u32, u32) {
@@ -154,6 +230,11 @@ fn slowest_of(chain: &[&StageTable], n: usize, allowed: Option<Allowed<'_>>, lim
         before = now;
     }
     (before[n] <= limit && before[n].is_finite()).then_some(before[n])
+}
+
+fn slowest_between(chain: &[&StageTable], cuts: &[usize]) -> f64 {
+    let costs = chain.iter().zip(cuts.windows(2)).filter_map(|(stage, cut)| stage.cost(cut[0], cut[1]));
+    costs.fold(0.0, f64::max)
 }
 
 /// Among partitions whose stages all stay within `limit`, the cuts of one with the smallest sum.

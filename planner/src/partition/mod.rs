@@ -6,13 +6,18 @@
 //! roles or objectives.
 
 pub(crate) mod dp;
+mod token;
 pub(crate) mod waterfill;
+
+pub(crate) use token::TokenHops;
 
 /// Part of a stage: one processor with memory for some blocks.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Tier<'a> {
     /// Seconds of a block, by type; empty where there is no such processor.
     pub cost: &'a [f64],
+    /// Seconds on top if it has any block, or the head.
+    pub call: f64,
     /// Bytes for blocks.
     pub room: f64,
     /// Bytes for blocks if the stage is the master.
@@ -38,13 +43,24 @@ pub(crate) enum Master {
     No,
 }
 
+/// One of a device's processors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Side {
+    Gpu,
+    Cpu,
+}
+
 /// A device as a stage, for one phase and number of slots.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StageModel<'a> {
     pub gpu: Tier<'a>,
     pub cpu: Tier<'a>,
-    /// Seconds of norm and head.
+    /// Seconds of norm and head, if it is the master.
     pub head: f64,
+    /// Where they are computed.
+    pub head_on: Side,
+    /// Seconds of looking embeddings up, if it is the first.
+    pub embedding: f64,
     /// Seconds that every visit costs.
     pub overhead: f64,
 }
@@ -56,6 +72,13 @@ pub(crate) struct Blocks<'a> {
     pub kind_of: &'a [u16],
     /// Bytes of a block with its cache, by type.
     pub need: &'a [f64],
+}
+
+/// Sum and maximum over stages.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Cost {
+    pub sum: f64,
+    pub slowest: f64,
 }
 
 /// A partition: stages in the order of the devices given, rotated so that the master is last.

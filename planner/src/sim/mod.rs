@@ -22,7 +22,7 @@ pub use traffic::{Request, requests};
 
 use cluster::Role;
 
-pub use crate::chain::PrefillTimes;
+pub use crate::prefill::PrefillTimes;
 
 /// A replica as the simulator sees it.
 #[derive(Debug, Clone, PartialEq)]
@@ -58,17 +58,46 @@ impl SimReplica {
     }
 }
 
+/// What handing a cache over from one replica to another takes, in seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Handover {
+    /// For each prompt token.
+    pub per_token: f64,
+    /// For each prompt token within the sliding window: older ones are not sent.
+    pub per_token_in_window: f64,
+    /// Tokens of that window.
+    pub window: f64,
+    /// Whatever the prompt's length.
+    pub fixed: f64,
+}
+
+impl Handover {
+    /// So much for each token, and so much in any case.
+    pub const fn linear(per_token: f64, fixed: f64) -> Self {
+        Self { per_token, per_token_in_window: 0.0, window: 0.0, fixed }
+    }
+
+    /// For a prompt of so many tokens.
+    pub fn seconds(&self, tokens: f64) -> f64 {
+        self.per_token * tokens + self.per_token_in_window * tokens.min(self.window) + self.fixed
+    }
+
+    fn possible(&self) -> bool {
+        self.per_token.is_finite() && self.per_token_in_window.is_finite() && self.fixed.is_finite()
+    }
+}
+
 /// The replicas of a plan, and what handing a cache over costs between them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SimCluster {
     replicas: Vec<SimReplica>,
-    /// Seconds per prompt token, and fixed seconds: `[from][to]`.
-    handover: Vec<(f64, f64)>,
+    /// `[from][to]`.
+    handover: Vec<Handover>,
 }
 
 impl SimCluster {
-    /// `handover[from · replicas + to]` is seconds per prompt token and fixed seconds.
-    pub fn new(replicas: Vec<SimReplica>, handover: Vec<(f64, f64)>) -> Self {
+    /// `handover[from · replicas + to]` is what sending a cache from one to another takes.
+    pub fn new(replicas: Vec<SimReplica>, handover: Vec<Handover>) -> Self {
         debug_assert_eq!(handover.len(), replicas.len() * replicas.len());
         Self { replicas, handover }
     }
@@ -76,7 +105,7 @@ impl SimCluster {
     /// Handing over costs nothing.
     pub fn without_handover(replicas: Vec<SimReplica>) -> Self {
         let n = replicas.len();
-        Self::new(replicas, vec![(0.0, 0.0); n * n])
+        Self::new(replicas, vec![Handover::default(); n * n])
     }
 
     /// Its replicas.
@@ -86,12 +115,10 @@ impl SimCluster {
 
     /// Whether a cache can be sent at all.
     pub(crate) fn connects(&self, from: usize, to: usize) -> bool {
-        let (per_token, fixed) = self.handover[from * self.replicas.len() + to];
-        per_token.is_finite() && fixed.is_finite()
+        self.handover[from * self.replicas.len() + to].possible()
     }
 
     pub(crate) fn handover_seconds(&self, from: usize, to: usize, tokens: f64) -> f64 {
-        let (per_token, fixed) = self.handover[from * self.replicas.len() + to];
-        per_token * tokens + fixed
+        self.handover[from * self.replicas.len() + to].seconds(tokens)
     }
 }

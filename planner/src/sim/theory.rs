@@ -108,7 +108,7 @@ fn mixed_cluster() -> SimCluster {
         SimReplica::simple(Role::Mixed, 4, 0.003, tpot(0.03, 4)),
         SimReplica::simple(Role::Decode, 3, 0.004, tpot(0.01, 3)),
     ];
-    SimCluster::new(replicas, vec![(0.0005, 0.001); 25])
+    SimCluster::new(replicas, vec![Handover::linear(0.0005, 0.001); 25])
 }
 
 fn busy_requests(n: usize) -> Vec<Request> {

@@ -15,6 +15,16 @@ pub struct Shape {
     pub two_kinds: TwoKinds,
     /// Whether links differ.
     pub links: LinkKind,
+    /// What was measured.
+    pub detail: Detail,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Detail {
+    /// Decode by depth, prefill and head.
+    Plain,
+    /// Also calls, embeddings and prefill by depth; and tensors that every stage holds.
+    Full,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,13 +41,22 @@ pub enum LinkKind {
 
 impl Shape {
     pub const fn of(devices: usize) -> Self {
-        Self { devices, blocks: 24, types: 0, two_kinds: TwoKinds::No, links: LinkKind::Uniform }
+        Self {
+            devices,
+            blocks: 24,
+            types: 0,
+            two_kinds: TwoKinds::No,
+            links: LinkKind::Uniform,
+            detail: Detail::Plain,
+        }
     }
 }
 
 const FULL: BlockKind = BlockKind { attention: Attention::Full, feed_forward: FeedForward::Dense };
 const SLIDING: BlockKind =
     BlockKind { attention: Attention::SlidingWindow { window: 512 }, feed_forward: FeedForward::Dense };
+const RECURRENT: BlockKind =
+    BlockKind { attention: Attention::Recurrent, feed_forward: FeedForward::MixtureOfExperts };
 
 /// Speed and memory of a device, in units of a block of about 300 MB.
 #[derive(Debug, Clone, Copy)]
@@ -58,7 +77,7 @@ fn power(rng: &mut Rng) -> Power {
     }
 }
 
-fn curves(power: &Power, slowdown: f64, kinds: &[BlockKind]) -> ProcessorProfile {
+fn curves(power: &Power, slowdown: f64, kinds: &[BlockKind], detail: Detail) -> ProcessorProfile {
     let rows = vec![1, 2, 4, 8, 16, 32];
     let depths = vec![0, 8192];
     let blocks = kinds.iter().enumerate().map(|(k, &kind)| {
@@ -67,34 +86,49 @@ fn curves(power: &Power, slowdown: f64, kinds: &[BlockKind]) -> ProcessorProfile
             let at = |depth: f64| Millis(base * f64::from(n).powf(0.6) * (1.0 + depth / 16384.0));
             [at(0.0), at(8192.0)]
         });
-        let tokens = vec![128, 512, 2048];
-        let prefill = tokens.iter().map(|&t: &u32| {
-            Millis(slowdown.sqrt() * (2.0 * power.decode_ms + power.prefill_ms * f64::from(t)))
-        });
+        let tokens: Vec<u32> = vec![128, 512, 2048];
+        let time = |t: u32| slowdown.sqrt() * (2.0 * power.decode_ms + power.prefill_ms * f64::from(t));
+        let (prefill_depths, deeper) = match detail {
+            Detail::Plain => (vec![0], vec![1.0]),
+            Detail::Full => (vec![0, 2048, 8192], vec![1.0, 1.2, 2.1]),
+        };
+        let prefill = tokens.iter().flat_map(|&t| deeper.iter().map(move |factor| Millis(time(t) * factor)));
         BlockCurves {
             kind,
             decode: Surface::new(rows.clone(), depths.clone(), times.collect()).unwrap(),
-            prefill: Surface::flat(tokens.clone(), prefill.collect()).unwrap(),
+            prefill: Surface::new(tokens.clone(), prefill_depths, prefill.collect()).unwrap(),
         }
     });
     let head = rows.iter().map(|&n| Millis(power.decode_ms * slowdown * (2.0 + 0.1 * f64::from(n))));
     ProcessorProfile {
         blocks: blocks.collect(),
         head: Surface::flat(rows.clone(), head.collect()).unwrap(),
-        call: None,
+        call: (detail == Detail::Full).then(|| by_rows(0.3 * power.decode_ms * slowdown.sqrt())),
+    }
+}
+
+fn by_rows(ms: f64) -> Surface {
+    Surface::flat(vec![1, 32, 2048], vec![Millis(ms), Millis(ms * 1.5), Millis(ms * 6.0)]).unwrap()
+}
+
+fn kind(shape: Shape, block: u32) -> BlockKind {
+    match (shape.two_kinds, shape.detail, block % 4) {
+        (TwoKinds::Yes, Detail::Full, 3) => RECURRENT,
+        (TwoKinds::Yes, _, 1 | 3) => SLIDING,
+        _ => FULL,
     }
 }
 
 pub fn model(shape: Shape) -> ModelShape {
-    let block = |i: u32| BlockShape {
-        kind: if shape.two_kinds == TwoKinds::Yes && i % 2 == 1 { SLIDING } else { FULL },
-        weight_bytes: Bytes(if shape.two_kinds == TwoKinds::Yes && i % 2 == 1 {
-            250_000_000
-        } else {
-            300_000_000
-        }),
-        kv_elements_per_token: 1024,
-        state_bytes_per_slot: Bytes::ZERO,
+    let block = |i: u32| {
+        let kind = kind(shape, i);
+        let recurrent = kind == RECURRENT;
+        BlockShape {
+            kind,
+            weight_bytes: Bytes(if kind == FULL { 300_000_000 } else { 250_000_000 }),
+            kv_elements_per_token: if recurrent { 0 } else { 1024 },
+            state_bytes_per_slot: Bytes(if recurrent { 9_000_000 } else { 0 }),
+        }
     };
     ModelShape {
         architecture: "random".into(),
@@ -108,7 +142,7 @@ pub fn model(shape: Shape) -> ModelShape {
         embedding_bytes: Bytes(200_000_000),
         head_bytes: Bytes(200_000_000),
         tied: false,
-        global_bytes: Bytes::ZERO,
+        global_bytes: Bytes(if shape.detail == Detail::Full { 40_000_000 } else { 0 }),
         experts: None,
         range_rules: Vec::new(),
     }
@@ -117,7 +151,9 @@ pub fn model(shape: Shape) -> ModelShape {
 pub fn problem(shape: Shape, seed: u64) -> Problem {
     let mut rng = Rng::fork(seed, shape.devices as u64);
     let types: Vec<Power> = (0..shape.types.max(1)).map(|_| power(&mut rng)).collect();
-    let kinds: &[BlockKind] = if shape.two_kinds == TwoKinds::Yes { &[FULL, SLIDING] } else { &[FULL] };
+    let all = [FULL, SLIDING, RECURRENT];
+    let kinds = if shape.two_kinds == TwoKinds::Yes { &all[..] } else { &all[..1] };
+    let full = shape.detail == Detail::Full;
     let (mut devices, mut profiles) = (Vec::new(), Vec::new());
     for d in 0..shape.devices {
         let power = if shape.types == 0 { power(&mut rng) } else { types[rng.below(types.len())] };
@@ -133,11 +169,11 @@ pub fn problem(shape: Shape, seed: u64) -> Problem {
             device: id,
             model: "random".into(),
             runtime: "test".into(),
-            gpu: Some(curves(&power, 1.0, kinds)),
-            cpu: (power.cpu_blocks > 0.0).then(|| curves(&power, 6.0, kinds)),
+            gpu: Some(curves(&power, 1.0, kinds, shape.detail)),
+            cpu: (power.cpu_blocks > 0.0).then(|| curves(&power, 6.0, kinds, shape.detail)),
             hop_overhead: Millis(0.5),
             buffers: ComputeBuffers { prefill: Bytes(600_000_000), decode: Bytes(300_000_000) },
-            embedding: None,
+            embedding: full.then(|| by_rows(0.2)),
             cold_call: None,
             memory: None,
         });

@@ -95,6 +95,26 @@ pub struct LinkEntry {
     pub one_way_ms: f64,
 }
 
+impl From<MemoryEntry> for DeviceMemory {
+    fn from(entry: MemoryEntry) -> Self {
+        match entry {
+            MemoryEntry::Discrete { vram_bytes, ram_bytes } => {
+                Self::Discrete { vram: Bytes(vram_bytes), ram: Bytes(ram_bytes) }
+            }
+            MemoryEntry::Unified { total_bytes } => Self::Unified { total: Bytes(total_bytes) },
+        }
+    }
+}
+
+impl From<DeviceMemory> for MemoryEntry {
+    fn from(memory: DeviceMemory) -> Self {
+        match memory {
+            DeviceMemory::Discrete { vram, ram } => Self::Discrete { vram_bytes: vram.0, ram_bytes: ram.0 },
+            DeviceMemory::Unified { total } => Self::Unified { total_bytes: total.0 },
+        }
+    }
+}
+
 impl PlannerFile for ClusterFile {
     const WHAT: &'static str = "the cluster file";
 
@@ -113,14 +133,7 @@ impl ClusterFile {
                 .map(|device| Device {
                     id: DeviceId(device.name.clone()),
                     node: name.clone(),
-                    memory: match device.memory {
-                        MemoryEntry::Discrete { vram_bytes, ram_bytes } => {
-                            DeviceMemory::Discrete { vram: Bytes(vram_bytes), ram: Bytes(ram_bytes) }
-                        }
-                        MemoryEntry::Unified { total_bytes } => {
-                            DeviceMemory::Unified { total: Bytes(total_bytes) }
-                        }
-                    },
+                    memory: device.memory.into(),
                 })
                 .collect::<Vec<_>>()
         };
@@ -146,13 +159,7 @@ impl ClusterFile {
     pub fn new(devices: &[Device], links: &Links) -> Self {
         let mut nodes: Vec<NodeEntry> = Vec::new();
         for device in devices {
-            let memory = match device.memory {
-                DeviceMemory::Discrete { vram, ram } => {
-                    MemoryEntry::Discrete { vram_bytes: vram.0, ram_bytes: ram.0 }
-                }
-                DeviceMemory::Unified { total } => MemoryEntry::Unified { total_bytes: total.0 },
-            };
-            let entry = DeviceEntry { name: device.id.0.clone(), memory };
+            let entry = DeviceEntry { name: device.id.0.clone(), memory: device.memory.into() };
             match nodes.iter_mut().find(|node| node.name == device.node.0) {
                 Some(node) => node.devices.push(entry),
                 None => nodes.push(NodeEntry { name: device.node.0.clone(), devices: vec![entry] }),

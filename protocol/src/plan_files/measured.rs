@@ -1,13 +1,11 @@
 //! What stands behind a profile's curves: on which host and of which model they were measured, every measurement with its
 //! spread, and what could not be measured.
 
-use cluster::{
-    BlockKind, BlockShape, Bytes, Experts, LayerRange, LayerRangeError, MemoryCosts, ModelShape, RangeRule,
-};
+use cluster::{Bytes, LayerRange, LayerRangeError, MemoryCosts};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{AttentionEntry, FeedForwardEntry};
+use super::{AttentionEntry, FeedForwardEntry, ModelShapeFile};
 
 /// How a profile came about.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -16,7 +14,7 @@ pub struct MeasuredEntry {
     /// The model's name, for people.
     pub model_name: String,
     /// The model.
-    pub model: ShapeEntry,
+    pub model: ModelShapeFile,
     /// The host.
     pub host: HostEntry,
     /// What llama.cpp was built with.
@@ -179,84 +177,6 @@ pub struct MemoryCostsEntry {
     pub vocabulary_bytes: u64,
 }
 
-/// A model, described.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct ShapeEntry {
-    /// llama.cpp's name of its architecture.
-    pub architecture: String,
-    /// Its own name.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
-    /// Width of a hidden row.
-    pub n_embd: u32,
-    /// Vocabulary size.
-    pub n_vocab: u32,
-    /// Context length it was trained for.
-    pub n_ctx_train: u32,
-    /// Query heads of each block.
-    pub n_head: Vec<u32>,
-    /// Key and value heads of each block.
-    pub n_head_kv: Vec<u32>,
-    /// The blocks, in order.
-    pub blocks: Vec<BlockShapeEntry>,
-    /// Bytes of the token embedding matrix.
-    pub embedding_bytes: u64,
-    /// Bytes of output norm and head.
-    pub head_bytes: u64,
-    /// Whether the head is the token embedding matrix.
-    pub tied: bool,
-    /// Bytes of tensors that every slice carries.
-    pub global_bytes: u64,
-    /// Experts of each block with experts.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub expert_count: Option<u32>,
-    /// Experts used for each token.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub expert_used_count: Option<u32>,
-    /// Limits on where it can be cut.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub range_rules: Vec<RangeRuleEntry>,
-}
-
-/// A block.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct BlockShapeEntry {
-    /// How it mixes tokens.
-    pub attention: AttentionEntry,
-    /// How it transforms each.
-    pub feed_forward: FeedForwardEntry,
-    /// Bytes of its tensors.
-    pub weight_bytes: u64,
-    /// Elements cached per token.
-    pub kv_elements_per_token: u64,
-    /// Bytes of recurrent state per sequence.
-    pub state_bytes_per_slot: u64,
-}
-
-/// A limit on where a model can be cut.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, rename_all = "snake_case", tag = "rule")]
-pub enum RangeRuleEntry {
-    /// A range starts at a multiple of `step`.
-    StartMultiple {
-        /// The period.
-        step: u32,
-    },
-    /// A range holds attention blocks and recurrent blocks.
-    BothMemories,
-    /// A range holds a block with a sliding window.
-    SlidingBlock,
-    /// A part must not have this many blocks.
-    ForbiddenLength {
-        /// The number of blocks.
-        length: u32,
-    },
-    /// Only the whole model can be run.
-    WholeOnly,
-}
-
 impl From<LayerRange> for LayersEntry {
     fn from(range: LayerRange) -> Self {
         Self { start: range.start(), end: range.end() }
@@ -295,97 +215,6 @@ impl From<MemoryCostsEntry> for MemoryCosts {
             work_row: Bytes(entry.work_row_bytes),
             runtime: Bytes(entry.runtime_bytes),
             vocabulary: Bytes(entry.vocabulary_bytes),
-        }
-    }
-}
-
-impl From<&ModelShape> for ShapeEntry {
-    fn from(shape: &ModelShape) -> Self {
-        Self {
-            architecture: shape.architecture.clone(),
-            name: shape.name.clone(),
-            n_embd: shape.n_embd,
-            n_vocab: shape.n_vocab,
-            n_ctx_train: shape.n_ctx_train,
-            n_head: shape.n_head.clone(),
-            n_head_kv: shape.n_head_kv.clone(),
-            blocks: shape.blocks.iter().map(BlockShapeEntry::from).collect(),
-            embedding_bytes: shape.embedding_bytes.0,
-            head_bytes: shape.head_bytes.0,
-            tied: shape.tied,
-            global_bytes: shape.global_bytes.0,
-            expert_count: shape.experts.map(|experts| experts.count),
-            expert_used_count: shape.experts.map(|experts| experts.used),
-            range_rules: shape.range_rules.iter().copied().map(RangeRuleEntry::from).collect(),
-        }
-    }
-}
-
-impl From<&ShapeEntry> for ModelShape {
-    fn from(entry: &ShapeEntry) -> Self {
-        let experts = entry.expert_count.zip(entry.expert_used_count);
-        Self {
-            architecture: entry.architecture.clone(),
-            name: entry.name.clone(),
-            n_embd: entry.n_embd,
-            n_vocab: entry.n_vocab,
-            n_ctx_train: entry.n_ctx_train,
-            n_head: entry.n_head.clone(),
-            n_head_kv: entry.n_head_kv.clone(),
-            blocks: entry.blocks.iter().map(BlockShape::from).collect(),
-            embedding_bytes: Bytes(entry.embedding_bytes),
-            head_bytes: Bytes(entry.head_bytes),
-            tied: entry.tied,
-            global_bytes: Bytes(entry.global_bytes),
-            experts: experts.map(|(count, used)| Experts { count, used }),
-            range_rules: entry.range_rules.iter().copied().map(RangeRule::from).collect(),
-        }
-    }
-}
-
-impl From<&BlockShape> for BlockShapeEntry {
-    fn from(block: &BlockShape) -> Self {
-        Self {
-            attention: block.kind.attention.into(),
-            feed_forward: block.kind.feed_forward.into(),
-            weight_bytes: block.weight_bytes.0,
-            kv_elements_per_token: block.kv_elements_per_token,
-            state_bytes_per_slot: block.state_bytes_per_slot.0,
-        }
-    }
-}
-
-impl From<&BlockShapeEntry> for BlockShape {
-    fn from(entry: &BlockShapeEntry) -> Self {
-        Self {
-            kind: BlockKind { attention: entry.attention.into(), feed_forward: entry.feed_forward.into() },
-            weight_bytes: Bytes(entry.weight_bytes),
-            kv_elements_per_token: entry.kv_elements_per_token,
-            state_bytes_per_slot: Bytes(entry.state_bytes_per_slot),
-        }
-    }
-}
-
-impl From<RangeRule> for RangeRuleEntry {
-    fn from(rule: RangeRule) -> Self {
-        match rule {
-            RangeRule::StartMultiple { step } => Self::StartMultiple { step },
-            RangeRule::BothMemories => Self::BothMemories,
-            RangeRule::SlidingBlock => Self::SlidingBlock,
-            RangeRule::ForbiddenLength { length } => Self::ForbiddenLength { length },
-            RangeRule::WholeOnly => Self::WholeOnly,
-        }
-    }
-}
-
-impl From<RangeRuleEntry> for RangeRule {
-    fn from(entry: RangeRuleEntry) -> Self {
-        match entry {
-            RangeRuleEntry::StartMultiple { step } => Self::StartMultiple { step },
-            RangeRuleEntry::BothMemories => Self::BothMemories,
-            RangeRuleEntry::SlidingBlock => Self::SlidingBlock,
-            RangeRuleEntry::ForbiddenLength { length } => Self::ForbiddenLength { length },
-            RangeRuleEntry::WholeOnly => Self::WholeOnly,
         }
     }
 }

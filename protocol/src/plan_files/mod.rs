@@ -1,25 +1,29 @@
-//! The planner's files: `cluster.json`, profiles, `workload.toml` and `plan.json`, each with a version, a published JSON
-//! schema and conversions to the nouns in `cluster`.
+//! The planner's files: `cluster.json`, profiles, `workload.toml`, `model.json` and `plan.json`, each with a version, a
+//! published JSON schema (`docs/schema/`) and conversions to the nouns in `cluster`; and traces of requests.
 //!
 //! Units are in the fields' names. A field that is not known is refused: a misspelt option must not pass for a default.
 //! Whether the numbers make sense is the planner's business, which reports all faults of a problem at once.
 
 mod hosts;
 mod measured;
+mod model;
 mod plan;
 mod profile;
+mod trace;
 mod workload;
 
 pub use hosts::{ClusterFile, DeviceEntry, LinkEntry, LinkQualityEntry, LinksEntry, MemoryEntry, NodeEntry};
 pub use measured::{
-    BlockShapeEntry, FailureEntry, HostEntry, KvEntry, LayersEntry, MeasuredEntry, MeasuredPartEntry,
-    MeasurementEntry, MemoryCostsEntry, ProcessorFactsEntry, ProcessorKindEntry, RangeRuleEntry, ShapeEntry,
+    FailureEntry, HostEntry, KvEntry, LayersEntry, MeasuredEntry, MeasuredPartEntry, MeasurementEntry,
+    MemoryCostsEntry, ProcessorFactsEntry, ProcessorKindEntry,
 };
+pub use model::{BlockKindEntry, ExpertsEntry, ModelBlockEntry, ModelShapeFile, RangeRuleEntry};
 pub use plan::{EncodingEntry, LimitEntry, PlanFile, PredictionEntry, ReplicaEntry, RoleEntry, StageEntry};
 pub use profile::{
     AttentionEntry, BlockEntry, BuffersEntry, ColdCallEntry, CurveEntry, FeedForwardEntry, ProcessorEntry,
     ProfileEntry, ProfilesFile,
 };
+pub use trace::read_trace;
 pub use workload::{ArrivalsEntry, LengthsEntry, RequestEntry, SpreadEntry, WorkloadFile};
 
 use cluster::{ColdCallError, LayerRangeError, SurfaceError};
@@ -65,6 +69,16 @@ pub enum PlanFileError {
     },
     #[error("a stage of the plan has no blocks")]
     Layers(#[from] LayerRangeError),
+    #[error("the model description has {blocks} blocks: at most {most} can be planned")]
+    TooManyBlocks { blocks: u64, most: u64 },
+    #[error(
+        "line {line} of the trace is not a request such as {{\"at_ms\": 0, \"prompt\": 812, \"output\": 240}}: {source}"
+    )]
+    TraceLine {
+        line: usize,
+        #[source]
+        source: serde_json::Error,
+    },
 }
 
 /// Why measurements cannot be used.
@@ -131,8 +145,19 @@ fn checked<F: PlannerFile>(file: F) -> Result<F, PlanFileError> {
     }
 }
 
+/// The schema of every kind of file, by the name under which it is published.
+pub fn schemas() -> [(&'static str, Schema); 5] {
+    [
+        ("cluster", ClusterFile::schema()),
+        ("model", ModelShapeFile::schema()),
+        ("plan", PlanFile::schema()),
+        ("profile", ProfilesFile::schema()),
+        ("workload", WorkloadFile::schema()),
+    ]
+}
+
 /// The version of a file that does not state one.
-const fn current() -> u32 {
+pub(crate) const fn current() -> u32 {
     VERSION
 }
 
@@ -154,13 +179,9 @@ mod tests {
 
     #[test]
     fn every_schema_names_its_fields() {
-        for (schema, field) in [
-            (ClusterFile::schema(), "nodes"),
-            (ProfilesFile::schema(), "profiles"),
-            (WorkloadFile::schema(), "min_tokens_per_second"),
-            (PlanFile::schema(), "replicas"),
-        ] {
-            assert!(schema.as_value().pointer(&format!("/properties/{field}")).is_some(), "{field}");
+        let fields = ["nodes", "blocks", "replicas", "profiles", "min_tokens_per_second"];
+        for ((name, schema), field) in schemas().into_iter().zip(fields) {
+            assert!(schema.as_value().pointer(&format!("/properties/{field}")).is_some(), "{name}: {field}");
         }
     }
 }

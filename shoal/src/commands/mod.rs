@@ -6,7 +6,10 @@ pub(crate) mod links;
 mod model;
 pub(crate) mod node;
 mod nodes;
+pub(crate) mod plan;
+mod planning;
 pub(crate) mod serve;
+pub(crate) mod simulate;
 pub(crate) mod slice;
 mod stage_worker;
 
@@ -19,6 +22,8 @@ pub(crate) fn run(command: Command, globals: &Globals) -> Result<()> {
     match command {
         Command::Serve(args) => serve::run(*args, globals),
         Command::Slice(command) => slice::run(command, globals),
+        Command::Plan(args) => plan::run(&args, globals),
+        Command::Simulate(args) => simulate::run(&args, globals),
         Command::Bench(command) => bench::run(command, globals),
         Command::Node(args) => node::run(*args, globals),
         Command::Links(args) => links::run(args),

@@ -9,6 +9,7 @@
     reason = "a test says so by panicking"
 )]
 
+mod emulated;
 mod failure;
 mod process;
 mod replica;

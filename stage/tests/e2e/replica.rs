@@ -72,6 +72,7 @@ pub(crate) fn configs(
             step_deadline_secs: 120,
             listen: ([127, 0, 0, 1], 0).into(),
             tls: ca.issue(&format!("stage {stage}")).unwrap(),
+            emulation: None,
         })
         .collect()
 }

@@ -8,4 +8,5 @@ mod memory;
 mod node_replica;
 mod nodes;
 mod openai_client;
+mod planning;
 mod text_equality;

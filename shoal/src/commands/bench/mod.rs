@@ -1,6 +1,9 @@
 //! `shoal bench`: measure.
 
+mod emulation;
 mod idle_gap;
+mod planner;
+mod serve;
 mod slices;
 
 use anyhow::Result;
@@ -11,16 +14,25 @@ use crate::cli::Globals;
 /// What can be measured.
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
+    /// Put load on an OpenAI-compatible server, and measure what its clients see.
+    Serve(Box<serve::ServeArgs>),
     /// Compare the speed of a chain of slices with that of the whole model.
     Slices(slices::SlicesArgs),
     /// Measure what waiting between two calls of a slice costs the second.
     IdleGap(idle_gap::IdleGapArgs),
+    /// Compare the planner's objectives on the configurations of the E2LLM paper.
+    Planner(planner::PlannerArgs),
+    /// Compare the step times of emulated devices with their profiles.
+    Emulation(emulation::EmulationArgs),
 }
 
 /// Runs a command.
 pub(crate) fn run(command: BenchCommand, globals: &Globals) -> Result<()> {
     match command {
+        BenchCommand::Serve(args) => serve::run(&args, globals),
         BenchCommand::Slices(args) => slices::run(&args, globals),
         BenchCommand::IdleGap(args) => idle_gap::run(&args, globals),
+        BenchCommand::Planner(args) => planner::run(&args),
+        BenchCommand::Emulation(args) => emulation::run(&args, globals),
     }
 }

@@ -20,7 +20,7 @@ use crate::cuts::Cuts;
 use crate::interrupt::Interrupt;
 use crate::output;
 use crate::progress::ProgressView;
-use crate::statistics::{median, spread};
+use profiler::statistics::{median, spread};
 
 /// Decode steps of one sample: long enough for a clock, short enough that the host's speed does not change within a pair.
 const STEPS: u32 = 16;
@@ -105,12 +105,12 @@ pub(crate) fn run(args: &SlicesArgs, globals: &Globals) -> Result<()> {
     let threads = args.threads.unwrap_or_else(|| default_threads(stages));
     let n_ctx = PREFILL.max(CONTEXT + STEPS * (args.repeat + 1));
     let setup = Setup { slots: SLOTS, n_ctx, n_batch: PREFILL.max(CONTEXT * SLOTS), threads };
-    let whole_model = chain::load(file.path())?;
+    let whole_model = chain::load(file.path(), 0)?;
     let mut results = Vec::new();
     for ranges in layouts {
         let slices = BorrowedSlices::cut(&file, &ranges, &folders, &interrupt)?;
         let mut whole = Whole::new(&whole_model, setup)?;
-        let mut chain = Chain::load(slices.files(), setup)?;
+        let mut chain = Chain::load(slices.files(), &[], setup)?;
         let n_vocab = file.shape().n_vocab;
         let sides = [Side::new(&mut whole, n_vocab), Side::new(&mut chain, n_vocab)];
         let mut bench = Bench { sides, repeat: args.repeat, interrupt: &interrupt };

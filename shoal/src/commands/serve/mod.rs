@@ -1,5 +1,6 @@
 //! `shoal serve`: a replica of stage processes on this host or on nodes, and the API over it.
 
+mod profiles;
 mod report;
 mod session;
 
@@ -82,6 +83,9 @@ pub(crate) struct ServeArgs {
     /// Blocks on a GPU, for each stage.
     #[arg(long, env = "SHOAL_GPU_LAYERS", value_name = "N,N,...", value_delimiter = ',')]
     gpu_layers: Vec<u32>,
+    /// Profiles of this host's devices, as `shoal profile` writes them: /metrics then shows predicted against observed times.
+    #[arg(long, env = "SHOAL_PROFILES", value_name = "FILE")]
+    profiles: Option<PathBuf>,
     /// Cut architectures for which no test shows that slices compute what the whole model does.
     #[arg(long, env = "SHOAL_ALLOW_UNCERTIFIED")]
     allow_uncertified: bool,

@@ -5,9 +5,9 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use cluster::ReplicaState;
+use cluster::{DeviceProfile, ReplicaState, StageObservation};
 use futures::future::try_join_all;
-use node::agent::{Agent, RemoteReplica, ReplicaConfig};
+use node::agent::{Agent, Outlook, RemoteReplica, ReplicaConfig};
 use node::{Folders, NodeClient, Observer, ReplicaPlan};
 use orchestrator::{Limits, OrchestratorConfig};
 use protocol::tls::{ClusterCa, TlsIdentity};
@@ -16,12 +16,12 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::ServeArgs;
+use super::profiles;
 use super::report::{Audience, Facts, Reporter};
 use crate::cli::Globals;
-use crate::commands::model;
 use crate::commands::nodes::{connect, read_identity};
+use crate::commands::{model, stage_worker};
 use crate::interrupt::{exit_at_second_request, stop_asked};
-use crate::programs::this_program;
 use crate::progress::ProgressView;
 
 /// After a stop was asked for, HTTP has its own deadline for answers under way; this is for the unforeseen.
@@ -34,17 +34,23 @@ pub(super) async fn serve(args: &ServeArgs, globals: &Globals) -> Result<()> {
     let address = listener.local_addr().context("asking for the address of the API")?;
     let folders = model::folders(globals)?;
     let plan = ReplicaPlan::new(model::open(&args.model, &folders)?, &args.request())?;
+    let profiles = args
+        .profiles
+        .as_deref()
+        .map_or(Ok(Vec::new()), |path| profiles::read(path, plan.model(), &folders))?;
     let facts = Facts::new(args.model_name.clone(), address, &plan);
     let hosts = Hosts::find(args).await?;
     let waiting_for = "slices to be cut".to_owned();
     let (state, seen) = watch::channel(ReplicaState::Loading { progress: 0.0, waiting_for });
+    let (observations, observed) = watch::channel(Vec::new());
 
     let stop = CancellationToken::new();
+    let seen = Seen { state: seen, observations: observed };
     let config = orchestrator_config(args, &facts, &plan, hosts.tls()?, seen)?;
     let mut http = tokio::spawn(orchestrator::serve(listener, config, stop.clone()));
-    let mut replica = Replica { args, globals, folders, hosts, stop: stop.clone(), agent: None };
+    let mut replica = Replica { args, globals, folders, hosts, profiles, stop: stop.clone(), agent: None };
     let outcome = tokio::select! {
-        outcome = replica.run(plan, state, &facts) => outcome,
+        outcome = replica.run(plan, Outlook { state, observations }, &facts) => outcome,
         ended = &mut http => match ended {
             Ok(Ok(())) => Err(anyhow!("the HTTP server ended by itself")),
             Ok(Err(e)) => Err(e.into()),
@@ -68,7 +74,7 @@ pub(super) async fn serve(args: &ServeArgs, globals: &Globals) -> Result<()> {
 /// Where the stages run.
 enum Hosts {
     /// All on this one, in a cluster of their own that exists as long as they do.
-    This(ClusterCa),
+    This(Box<ClusterCa>),
     /// Each on a node.
     Nodes { identity: TlsIdentity, nodes: Vec<NodeClient> },
 }
@@ -77,7 +83,7 @@ impl Hosts {
     async fn find(args: &ServeArgs) -> Result<Self> {
         let Some(identity) = args.identity.as_deref().filter(|_| !args.nodes.is_empty()) else {
             let ca = ClusterCa::new().context("making the cluster's certificate authority")?;
-            return Ok(Self::This(ca));
+            return Ok(Self::This(Box::new(ca)));
         };
         let identity = read_identity(identity)?;
         let nodes = args.nodes.iter().map(|address| connect(address, &identity));
@@ -99,6 +105,8 @@ struct Replica<'a> {
     globals: &'a Globals,
     folders: Folders,
     hosts: Hosts,
+    /// Of the stages' devices for the model.
+    profiles: Vec<DeviceProfile>,
     stop: CancellationToken,
     /// Kept here so that it can be shut down whatever ends the run.
     agent: Option<Agent>,
@@ -106,12 +114,7 @@ struct Replica<'a> {
 
 impl Replica<'_> {
     /// Cuts, starts, and reports; ends only with an error.
-    async fn run(
-        &mut self,
-        plan: ReplicaPlan,
-        state: watch::Sender<ReplicaState>,
-        facts: &Facts,
-    ) -> Result<()> {
+    async fn run(&mut self, plan: ReplicaPlan, outlook: Outlook, facts: &Facts) -> Result<()> {
         let settings = self.args.settings(plan.stages().len() as u32);
         let audience = if self.args.json { Audience::Programs } else { Audience::People };
         let mut reporter = Reporter::new(facts, audience);
@@ -122,18 +125,21 @@ impl Replica<'_> {
                     Ok(plan.prepare(folders, observer)?)
                 };
                 let replica = self.work(plan, prepare).await?;
-                let command = this_program(self.globals, "stage-worker")?;
-                Agent::start(ReplicaConfig { command, replica, settings }, ca, state)?
+                let command = stage_worker::command(self.globals)?;
+                let (emulations, profiles) = (Vec::new(), self.profiles.clone());
+                let config = ReplicaConfig { command, replica, settings, emulations, profiles };
+                Agent::start(config, ca, outlook)?
             }
             Hosts::Nodes { identity, nodes } => {
                 let hash = |plan: ReplicaPlan, folders: &Folders, observer: &mut Observer<'_>| {
                     Ok((plan.hash(folders, observer)?, plan))
                 };
                 let (model_hash, plan) = self.work(plan, hash).await?;
-                let (nodes, identity) = (nodes.clone(), identity.clone());
+                let (nodes, identity, profiles) = (nodes.clone(), identity.clone(), self.profiles.clone());
                 let memory_check = self.args.memory_check();
-                let replica = RemoteReplica { plan, model_hash, nodes, identity, memory_check, settings };
-                Agent::start_on_nodes(replica, state)
+                let replica =
+                    RemoteReplica { plan, model_hash, nodes, identity, memory_check, settings, profiles };
+                Agent::start_on_nodes(replica, outlook)
             }
         };
         let agent = self.agent.insert(started);
@@ -185,12 +191,18 @@ async fn show_loading(agent: &Agent) -> Result<()> {
     }
 }
 
+/// What the orchestrator sees of the replica.
+struct Seen {
+    state: watch::Receiver<ReplicaState>,
+    observations: watch::Receiver<Vec<StageObservation>>,
+}
+
 fn orchestrator_config(
     args: &ServeArgs,
     facts: &Facts,
     plan: &ReplicaPlan,
     tls: TlsIdentity,
-    replica: watch::Receiver<ReplicaState>,
+    seen: Seen,
 ) -> Result<OrchestratorConfig> {
     let mut limits = Limits::default();
     // The queue's limit is the user's to set; this one must not be met before it.
@@ -204,7 +216,8 @@ fn orchestrator_config(
         aliases: aliases.into_iter().flatten().filter(|alias| *alias != facts.model).collect(),
         model_path: plan.model().path().to_owned(),
         chat_template: chat_template.transpose()?,
-        replica,
+        replica: seen.state,
+        observations: seen.observations,
         tls,
         n_ctx: plan.load().n_ctx,
         limits,

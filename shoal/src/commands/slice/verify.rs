@@ -11,7 +11,7 @@ use llama::{AddSpecial, Model, Special, Token};
 use node::{ModelFile, default_threads};
 use serde::Serialize;
 
-use crate::chain::{self, Chain, Runner, Setup, Step, Whole, greedy};
+use crate::chain::{self, Chain, Runner, Setup, Step, Whole, greedy, shares_of_gpu};
 use crate::cli::Globals;
 use crate::commands::model::{self, BorrowedSlices};
 use crate::cuts::Cuts;
@@ -23,12 +23,18 @@ use crate::output;
 const PROMPT: &str = "The lighthouse keeper climbed the stairs every evening before dusk. He carried oil, a clean \
                       cloth, and a notebook in which he wrote down every ship that passed. One evening in";
 
+/// Rows of the prompt in one step where a model lies on GPU and CPU. From 32 rows on ggml lets the GPU compute also the CPU's
+/// blocks (ggml-vulkan.cpp, ggml-cuda.cu: `min_batch_size`), but only for a model that has some block on the GPU: the whole
+/// model and a slice without any would not compute alike.
+const ROWS_ON_BOTH: u32 = 16;
+
 /// Arguments of `shoal slice verify`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   shoal slice verify -m SmolLM2 --cuts 10,20
   shoal slice verify -m SmolLM2 --cuts every --tokens 32 --json
+  shoal slice verify -m SmolLM2 --cuts 10,20 --gpu-layers 15
 
 Exits with 0 if tokens and logits are equal, with 1 if not.")]
 pub(crate) struct VerifyArgs {
@@ -43,6 +49,9 @@ pub(crate) struct VerifyArgs {
     /// Largest difference of logits that counts as equal: on the CPU there is none.
     #[arg(long, value_name = "X", default_value_t = 0.0)]
     tolerance: f32,
+    /// Blocks to keep on GPUs: the model's last ones, in the whole model as in its slices.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    gpu_layers: u32,
     /// CPU threads [default: the physical cores].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=512))]
     threads: Option<u32>,
@@ -60,6 +69,7 @@ struct Report {
     prompt_tokens: usize,
     tokens: u32,
     threads: u32,
+    gpu_layers: u32,
     #[serde(flatten)]
     chain: Comparison,
     /// The model as one slice.
@@ -103,9 +113,13 @@ pub(crate) fn run(args: &VerifyArgs, globals: &Globals) -> Result<()> {
     let whole = [LayerRange::new(0, n_layer)?];
     let slices = BorrowedSlices::cut(&file, &ranges, &folders, &interrupt)?;
     let single = BorrowedSlices::cut(&file, &whole, &folders, &interrupt)?;
-    let (reference, setup) = reference(&file, (args.tokens, threads), &interrupt)?;
-    let chain = compare(&reference, &slices, setup, &interrupt)?;
-    let single_slice = compare(&reference, &single, setup, &interrupt)?;
+    let (reference, setup) = reference(&file, args, threads, &interrupt)?;
+    let compare = |slices, ranges| {
+        let chain = Chain::load(slices, &shares_of_gpu(ranges, args.gpu_layers), setup)?;
+        compare(&reference, chain, setup, &interrupt)
+    };
+    let chain = compare(slices.files(), &ranges)?;
+    let single_slice = compare(single.files(), &whole)?;
     drop((slices, single));
 
     let holds = chain.holds(args.tolerance) && single_slice.holds(args.tolerance);
@@ -117,6 +131,7 @@ pub(crate) fn run(args: &VerifyArgs, globals: &Globals) -> Result<()> {
         prompt_tokens: reference.prompt.len(),
         tokens: args.tokens,
         threads,
+        gpu_layers: args.gpu_layers,
         chain,
         single_slice,
         text: reference.text,
@@ -132,17 +147,21 @@ pub(crate) fn run(args: &VerifyArgs, globals: &Globals) -> Result<()> {
 
 fn reference(
     file: &ModelFile,
-    (tokens, threads): (u32, u32),
+    args: &VerifyArgs,
+    threads: u32,
     interrupt: &Interrupt,
 ) -> Result<(Reference, Setup)> {
-    let model = chain::load(file.path())?;
+    let model = chain::load(file.path(), args.gpu_layers)?;
+    let tokens = args.tokens;
     let prompt = model.vocab().tokenize(PROMPT, AddSpecial::AsModelSays, Special::Text)?;
     ensure!(!prompt.is_empty(), "the model's tokenizer makes no tokens of plain text");
-    let n_batch = prompt.len() as u32;
-    let setup = Setup { slots: 1, n_ctx: n_batch + tokens, n_batch, threads };
+    let n_prompt = prompt.len() as u32;
+    let on_both = (1..file.shape().n_layer()).contains(&args.gpu_layers);
+    let n_batch = if on_both { ROWS_ON_BOTH } else { n_prompt };
+    let setup = Setup { slots: 1, n_ctx: n_prompt + tokens, n_batch, threads };
     let mut whole = Whole::new(&model, setup)?;
     let mut steps = Vec::new();
-    decode(&mut whole, &prompt, tokens, |_, token, logits| {
+    decode(&mut whole, setup, &prompt, tokens, |_, token, logits| {
         steps.push((token, logits.to_vec()));
         model::go_on(interrupt)
     })?;
@@ -152,13 +171,12 @@ fn reference(
 
 fn compare(
     reference: &Reference,
-    slices: &BorrowedSlices,
+    mut chain: Chain,
     setup: Setup,
     interrupt: &Interrupt,
 ) -> Result<Comparison> {
-    let mut chain = Chain::load(slices.files(), setup)?;
     let mut comparison = Comparison { tokens_equal: true, max_abs_logit_diff: 0.0, first_difference: None };
-    decode(&mut chain, &reference.prompt, reference.steps.len() as u32, |i, token, logits| {
+    decode(&mut chain, setup, &reference.prompt, reference.steps.len() as u32, |i, token, logits| {
         let (wanted, wanted_logits) = &reference.steps[i];
         // After the first different token the texts are different, and so are their logits.
         if comparison.tokens_equal {
@@ -175,11 +193,16 @@ fn compare(
 /// Decodes greedily, and shows each token with the logits it was taken from.
 fn decode(
     runner: &mut dyn Runner,
+    setup: Setup,
     prompt: &[Token],
     tokens: u32,
     mut visit: impl FnMut(usize, Token, &[f32]) -> Result<()>,
 ) -> Result<()> {
-    let mut step = Step::prompt(0, prompt);
+    let mut steps = Step::prompt(0, prompt).cut(setup.n_batch);
+    let Some(mut step) = steps.pop() else { return Ok(()) };
+    for step in steps {
+        runner.run(&step)?;
+    }
     for (i, position) in (0..tokens as usize).zip(prompt.len() as u32..) {
         runner.run(&step)?;
         let logits = runner.logits(step.last())?;

@@ -1,10 +1,15 @@
 //! The paper's 36 configurations under all objectives, compared by simulation on workloads that no plan was chosen by.
 
+mod report;
+
+pub use report::{Evaluation, Measured, chart, markdown};
+
+use cluster::Plan;
 use serde::Serialize;
 
 use crate::problem::Problem;
 use crate::replay::predict;
-use crate::settings::{DecodeReading, ObjectiveKind};
+use crate::settings::{DecodeReading, ObjectiveKind, Settings};
 use crate::solve::{PlanError, solve};
 use crate::testbed::{Configuration, Testbed, TestbedError};
 
@@ -21,6 +26,23 @@ pub struct ByObjective<T> {
     pub ft: T,
     pub splitwise: T,
     pub queue: T,
+}
+
+impl<T> ByObjective<T> {
+    /// The one of an objective.
+    pub fn of(&mut self, kind: ObjectiveKind) -> &mut T {
+        match kind {
+            ObjectiveKind::Els => &mut self.els,
+            ObjectiveKind::Ft => &mut self.ft,
+            ObjectiveKind::Splitwise => &mut self.splitwise,
+            ObjectiveKind::Queue => &mut self.queue,
+        }
+    }
+
+    /// All of them, in the order of [`ObjectiveKind::ALL`].
+    pub fn all(&self) -> [&T; 4] {
+        [&self.els, &self.ft, &self.splitwise, &self.queue]
+    }
 }
 
 /// What came out for one configuration.
@@ -88,11 +110,21 @@ pub enum SuiteError {
     },
 }
 
+/// What is happening with an objective, for who measures how long planning takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// Planning begins.
+    Planning(ObjectiveKind),
+    /// The plan is there; comparing it begins.
+    Planned(ObjectiveKind),
+}
+
 /// Plans and compares one configuration.
 pub fn outcome(
     bed: &Testbed,
     configuration: &Configuration,
     reading: DecodeReading,
+    observe: &mut dyn FnMut(Event),
 ) -> Result<Outcome, SuiteError> {
     let problem = bed.problem(configuration)?;
     let mut outcome = Outcome {
@@ -103,26 +135,29 @@ pub fn outcome(
         plans: ByObjective::default(),
         congested: false,
     };
+    let failed = |source| SuiteError::Plan { name: configuration.name(), source };
     for kind in ObjectiveKind::ALL {
-        one(bed, &problem, (kind, reading), &mut outcome)
-            .map_err(|source| SuiteError::Plan { name: configuration.name(), source })?;
+        let settings = bed.settings(kind, reading);
+        observe(Event::Planning(kind));
+        let solution = solve(&problem, &settings).map_err(failed)?;
+        observe(Event::Planned(kind));
+        compare(&problem, &settings, &solution.plan, &mut outcome).map_err(failed)?;
     }
     Ok(outcome)
 }
 
-fn one(
-    bed: &Testbed,
+fn compare(
     problem: &Problem,
-    (kind, reading): (ObjectiveKind, DecodeReading),
+    settings: &Settings,
+    plan: &Plan,
     outcome: &mut Outcome,
 ) -> Result<(), PlanError> {
-    let settings = bed.settings(kind, reading);
-    let solution = solve(problem, &settings)?;
-    let prediction = predict(problem, &settings, &solution.plan, &SEEDS)?;
-    *field(&mut outcome.max_wait_s, kind) = prediction.max_wait.0 / 1e3;
-    *field(&mut outcome.ttft_s, kind) = prediction.ttft.0 / 1e3;
-    *field(&mut outcome.tpot_s, kind) = prediction.tpot.0 / 1e3;
-    *field(&mut outcome.plans, kind) = crate::table::in_short(&solution.plan);
+    let prediction = predict(problem, settings, plan, &SEEDS)?;
+    let kind = settings.objective;
+    *outcome.max_wait_s.of(kind) = prediction.max_wait.0 / 1e3;
+    *outcome.ttft_s.of(kind) = prediction.ttft.0 / 1e3;
+    *outcome.tpot_s.of(kind) = prediction.tpot.0 / 1e3;
+    *outcome.plans.of(kind) = crate::table::in_short(plan);
     outcome.congested |= prediction.max_wait.0 / 1e3 >= EQUAL_BELOW;
     Ok(())
 }
@@ -144,13 +179,4 @@ pub fn suite(configurations: Vec<Outcome>) -> Suite {
     let ratio_to_queue =
         Ratios { els: ratio(|w| w.els), ft: ratio(|w| w.ft), splitwise: ratio(|w| w.splitwise) };
     Suite { congested: congested.len(), ratio_to_queue, configurations }
-}
-
-fn field<T>(of: &mut ByObjective<T>, kind: ObjectiveKind) -> &mut T {
-    match kind {
-        ObjectiveKind::Els => &mut of.els,
-        ObjectiveKind::Ft => &mut of.ft,
-        ObjectiveKind::Splitwise => &mut of.splitwise,
-        ObjectiveKind::Queue => &mut of.queue,
-    }
 }

@@ -1,0 +1,41 @@
+//! `GET /metrics`, and the counting of every answer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::header;
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+
+use crate::app::App;
+use crate::metrics::{CONTENT_TYPE, Snapshot};
+use crate::openai::ApiError;
+
+/// The engine answers such questions beside its work, within a millisecond. Without an answer its numbers are left out.
+const ENGINE_DEADLINE: Duration = Duration::from_millis(300);
+
+/// Under which requests are counted that no route answers: their paths are anything a client likes.
+const NO_ROUTE: &str = "none";
+
+/// `GET /metrics`.
+pub(super) async fn metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    let engine = tokio::time::timeout(ENGINE_DEADLINE, app.replica.engine_status()).await;
+    let snapshot = Snapshot {
+        is_ready: app.readiness().is_ok(),
+        open_requests: app.open_requests(),
+        engine: engine.ok().flatten(),
+        stages: app.observations.borrow().clone(),
+    };
+    let text = app.metrics.render(snapshot);
+    let text = text.map_err(|_| ApiError::Internal { reason: "the metrics cannot be written" })?;
+    Ok(([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response())
+}
+
+/// Counts an answer by its route and status.
+pub(super) async fn count(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let route = request.extensions().get::<MatchedPath>().cloned();
+    let response = next.run(request).await;
+    app.metrics.answered(route.as_ref().map_or(NO_ROUTE, MatchedPath::as_str), response.status().as_u16());
+    response
+}
