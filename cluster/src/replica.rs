@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Bytes, Epoch, LayerRange, StageIndex};
+use crate::{Bytes, Epoch, LayerRange, NodeId, StageIndex};
 
 /// Whether a replica can answer, and if not, why. Nothing answers "ready" that would not answer a chat.
 #[derive(Debug, Clone, PartialEq)]
@@ -59,8 +59,12 @@ pub struct StageReport {
     pub layers: LayerRange,
     /// Blocks on a GPU.
     pub gpu_layers: u32,
-    /// The process's id.
+    /// The node that runs it for the agent; none where the agent does so itself.
+    pub node: Option<NodeId>,
+    /// The process's id, on its host.
     pub pid: u32,
+    /// CPU threads.
+    pub threads: u32,
     /// Memory as llama.cpp's own breakdown and the slice's size say.
     pub estimated: StageMemory,
     /// Resident memory the operating system reports for the process.

@@ -5,7 +5,6 @@
 use std::net::{IpAddr, SocketAddr};
 
 use protocol::node::Address;
-use sysinfo::Networks;
 
 /// Of which interfaces the names begin with these, addresses are mostly of use within the host alone.
 const VIRTUAL: [&str; 7] = ["docker", "br-", "veth", "virbr", "vmnet", "vboxnet", "cni"];
@@ -18,10 +17,11 @@ pub(crate) fn offered(bound: SocketAddr, advertised: &[Address]) -> Vec<Address>
     if !bound.ip().is_unspecified() {
         return vec![bound.into()];
     }
-    let networks = Networks::new_with_refreshed_list();
-    let found = networks
-        .iter()
-        .flat_map(|(name, data)| data.ip_networks().iter().map(move |network| (name.clone(), network.addr)));
+    let interfaces = if_addrs::get_if_addrs().unwrap_or_else(|error| {
+        tracing::warn!(%error, "the host's addresses cannot be listed: say with --advertise where it is reached");
+        Vec::new()
+    });
+    let found = interfaces.into_iter().map(|interface| (interface.name.clone(), interface.ip()));
     let ips = likeliest_first(found.filter(|(_, ip)| bound.is_ipv6() || ip.is_ipv4()).collect());
     ips.into_iter().map(|ip| SocketAddr::new(ip, bound.port()).into()).collect()
 }

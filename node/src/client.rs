@@ -1,20 +1,30 @@
 //! Another node, as whoever directs it sees it. Every call has a deadline, and every answer is checked.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use cluster::NodeId;
+use cluster::{Bytes, NodeId};
 use protocol::node::{
-    Address, BadMessage, Build, LinkMeasurement, LinkRequest, NodeFacts, Peer, VersionMismatch,
+    Address, BadMessage, Build, LinkMeasurement, LinkRequest, NodeFacts, Peer, StageOrder, VersionMismatch,
+    WorkerNews,
 };
 use protocol::tls::{self, ConnectError, TlsIdentity, describe_status};
 use protocol::v1;
 use protocol::v1::node_client::NodeClient as WireClient;
 use thiserror::Error;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
-use tonic::{Code, Response, Status};
+use tonic::{Code, Response, Status, Streaming};
 
 /// Within which a node describes itself.
 const DESCRIBE_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Within which a node finds out how to reach a peer: it tries one address after the other.
+const REACH_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Within which a node takes an order; it prepares nothing before.
+const RUN_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Longer than the node itself takes to give a measurement up.
 const MEASURE_DEADLINE: Duration = Duration::from_secs(90);
@@ -31,15 +41,60 @@ pub enum NodeError {
     Version { node: NodeId, address: Address, source: VersionMismatch },
     #[error("{who} did not answer for {} s", deadline.as_secs())]
     Deadline { who: String, deadline: Duration },
-    #[error("{0}: {1}")]
-    Refused(String, String),
+    #[error("{who}: {reason}")]
+    Refused { who: String, reason: String, code: Code },
     #[error("{0} gave an answer that cannot be used: {1}")]
     Answer(String, BadMessage),
 }
 
-/// A node that was reached.
+impl NodeError {
+    /// How a node refused, if it did.
+    pub(crate) fn code(&self) -> Option<Code> {
+        match self {
+            Self::Refused { code, .. } => Some(*code),
+            _ => None,
+        }
+    }
+
+    fn refused(who: &str, status: &Status) -> Self {
+        Self::Refused { who: who.to_owned(), reason: describe_status(status), code: status.code() }
+    }
+}
+
+/// A worker that a node runs for us. Dropping it lets the node end the worker.
+#[derive(Debug)]
+pub(crate) struct WorkerStream {
+    who: String,
+    orders: mpsc::Sender<v1::WorkerOrder>,
+    events: Streaming<v1::WorkerEvent>,
+}
+
+impl WorkerStream {
+    /// The next news. Can be dropped and called again.
+    pub(crate) async fn next(&mut self) -> Result<WorkerNews, NodeError> {
+        match self.events.message().await {
+            Ok(Some(event)) => {
+                WorkerNews::check(event).map_err(|error| NodeError::Answer(self.who.clone(), error))
+            }
+            Ok(None) => Ok(WorkerNews::Ended { how: "was ended".to_owned() }),
+            Err(status) => Err(NodeError::refused(&self.who, &status)),
+        }
+    }
+
+    /// Asks for the worker's end; [`WorkerNews::Ended`] will tell of it.
+    pub(crate) async fn stop(&self) {
+        let order = v1::worker_order::Order::Stop(v1::StopOrder {});
+        // If nobody takes orders any more, it has ended.
+        let _ = self.orders.send(v1::WorkerOrder { order: Some(order) }).await;
+    }
+}
+
+/// A node that was reached. Clones are handles of the same connection.
 #[derive(Debug, Clone)]
-pub struct NodeClient {
+pub struct NodeClient(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
     address: Address,
     facts: NodeFacts,
     client: WireClient<Channel>,
@@ -64,39 +119,76 @@ impl NodeClient {
             address: address.clone(),
             source,
         })?;
-        Ok(Self { address: address.clone(), facts, client })
+        Ok(Self(Arc::new(Inner { address: address.clone(), facts, client })))
     }
 
     /// Its name.
-    pub const fn name(&self) -> &NodeId {
-        &self.facts.name
+    pub fn name(&self) -> &NodeId {
+        &self.0.facts.name
     }
 
     /// What it said of itself when it was connected to.
-    pub const fn facts(&self) -> &NodeFacts {
-        &self.facts
+    pub fn facts(&self) -> &NodeFacts {
+        &self.0.facts
     }
 
     /// At which it was reached.
-    pub const fn address(&self) -> &Address {
-        &self.address
+    pub fn address(&self) -> &Address {
+        &self.0.address
     }
 
     /// The node as a peer of others. They may reach it where we did, or where it says.
     pub fn peer(&self) -> Peer {
-        self.facts.peer(&self.address)
+        self.0.facts.peer(&self.0.address)
     }
 
     /// Lets it measure its link to a peer, once.
     pub async fn measure_link(&self, request: LinkRequest) -> Result<LinkMeasurement, NodeError> {
-        let mut client = self.client.clone();
+        let mut client = self.0.client.clone();
         let (who, call) = (self.who(), client.measure_link(v1::MeasureLinkRequest::from(request)));
         let measured = within(MEASURE_DEADLINE, &who, call).await.map_err(|fault| fault.of(&who))?;
         LinkMeasurement::check(measured).map_err(|error| NodeError::Answer(who, error))
     }
 
+    /// Which of a peer's addresses the node reaches.
+    pub(crate) async fn reach(&self, peer: Peer) -> Result<Address, NodeError> {
+        let mut client = self.0.client.clone();
+        let (who, call) = (self.who(), client.reach(v1::ReachRequest { peer: Some(peer.into()) }));
+        let reply = within(REACH_DEADLINE, &who, call).await.map_err(|fault| fault.of(&who))?;
+        Address::parse(&reply.address).map_err(|error| NodeError::Answer(who, error))
+    }
+
+    /// Memory that is available on its host now, if it says so.
+    pub(crate) async fn available_memory(&self) -> Option<Bytes> {
+        let mut client = self.0.client.clone();
+        let (who, call) = (self.who(), client.describe(v1::DescribeRequest {}));
+        let described = within(DESCRIBE_DEADLINE, &who, call).await.ok()?;
+        Some(Bytes(described.memory_available))
+    }
+
+    /// Lets it run a stage's worker.
+    pub(crate) async fn run_worker(&self, order: StageOrder) -> Result<WorkerStream, NodeError> {
+        let who = self.who();
+        // The order to start it, and the one to stop it.
+        let (orders, queue) = mpsc::channel(2);
+        let start = v1::worker_order::Order::Start(order.into());
+        // There is room, and the other end is below.
+        let _ = orders.send(v1::WorkerOrder { order: Some(start) }).await;
+        let mut client = self.0.client.clone();
+        let call = client.run_worker(ReceiverStream::new(queue));
+        let events = within(RUN_DEADLINE, &who, call).await.map_err(|fault| fault.of(&who))?;
+        Ok(WorkerStream { who, orders, events })
+    }
+
     fn who(&self) -> String {
-        format!("node {}", self.facts.name)
+        format!("node {}", self.0.facts.name)
+    }
+}
+
+/// Two handles of one process of a node are the same.
+impl PartialEq for NodeClient {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.facts.instance == other.0.facts.instance
     }
 }
 
@@ -108,7 +200,7 @@ enum NodeFault {
 impl NodeFault {
     fn of(self, who: &str) -> NodeError {
         match self {
-            Self::Status(status) => NodeError::Refused(who.to_owned(), describe_status(&status)),
+            Self::Status(status) => NodeError::refused(who, &status),
             Self::Deadline(deadline) => NodeError::Deadline { who: who.to_owned(), deadline },
         }
     }

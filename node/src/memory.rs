@@ -17,6 +17,8 @@ pub enum MemoryCheck {
     Enforce,
     /// Try it: the estimate may be wrong, and there may be swap.
     Warn,
+    /// Leave it to the nodes that run the stages.
+    Elsewhere,
 }
 
 /// The memory does not suffice.

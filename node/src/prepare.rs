@@ -105,6 +105,10 @@ pub struct PreparedStage {
 /// A replica whose files are there.
 #[derive(Debug, Clone)]
 pub struct PreparedReplica {
+    /// The model's name.
+    pub model: String,
+    /// The model's hash.
+    pub model_hash: ModelHash,
     /// The model.
     pub shape: ModelShape,
     /// Its stages, in order.
@@ -115,6 +119,8 @@ pub struct PreparedReplica {
     pub load: Load,
     /// Prompt tokens per prefill frame.
     pub prefill_chunk: u32,
+    /// Which architectures may be cut.
+    pub options: CutOptions,
 }
 
 impl ReplicaPlan {
@@ -128,11 +134,14 @@ impl ReplicaPlan {
         let footprint = Footprint { shape, costs: &costs };
         let predicted = match footprint.check(&stages, load, available_memory()) {
             Ok(predicted) => predicted,
-            Err(error) if request.memory_check == MemoryCheck::Warn => {
-                tracing::warn!("{error}");
+            Err(error) => {
+                match request.memory_check {
+                    MemoryCheck::Enforce => return Err(error.into()),
+                    MemoryCheck::Warn => tracing::warn!("{error}"),
+                    MemoryCheck::Elsewhere => {}
+                }
                 footprint.estimate(&stages, load)
             }
-            Err(error) => return Err(error.into()),
         };
         let ReplicaRequest { options, prefill_chunk, .. } = *request;
         Ok(Self { options, stages, predicted, load, prefill_chunk, model })
@@ -158,13 +167,28 @@ impl ReplicaPlan {
         &self.predicted
     }
 
+    /// Prompt tokens per prefill frame.
+    pub fn prefill_chunk(&self) -> u32 {
+        self.prefill_chunk
+    }
+
+    /// Which architectures may be cut.
+    pub fn options(&self) -> CutOptions {
+        self.options
+    }
+
+    /// The model's hash: how nodes know their copy of it.
+    pub fn hash(&self, folders: &Folders, observer: &mut Observer<'_>) -> Result<ModelHash, HashError> {
+        model_hash(self.model.parts(), &folders.model_hashes(), observer)
+    }
+
     /// Cuts what is not there yet.
     pub fn prepare(
         self,
         folders: &Folders,
         observer: &mut Observer<'_>,
     ) -> Result<PreparedReplica, PrepareError> {
-        let hash = model_hash(self.model.parts(), &folders.model_hashes(), observer)?;
+        let hash = self.hash(folders, observer)?;
         let in_place = runs_in_place(&self.model, self.stages.len());
         let ranges: Vec<LayerRange> =
             if in_place { Vec::new() } else { self.stages.iter().map(|stage| stage.layers).collect() };
@@ -180,6 +204,9 @@ impl ReplicaPlan {
             }
         });
         Ok(PreparedReplica {
+            model: self.model.name(),
+            model_hash: hash,
+            options: self.options,
             stages: stages.collect(),
             shape: self.model.shape().clone(),
             embedding: files.embedding.path,
@@ -204,7 +231,7 @@ impl ReplicaPlan {
 ///
 /// It can where the graph takes hidden rows as they are. An architecture that scales them, or wants them in some other
 /// way, is cut, because a slice says so. What else a slice states is about its place in the model.
-fn runs_in_place(model: &ModelFile, stages: usize) -> bool {
+pub(crate) fn runs_in_place(model: &ModelFile, stages: usize) -> bool {
     let architecture = architectures::find(&model.shape().architecture);
     stages == 1
         && architecture.is_some_and(|known| {
@@ -243,7 +270,7 @@ fn stage_loads(
 }
 
 /// More than the slice of all layers has: an embedding matrix that is not tied is loaded with the rest.
-fn all_tensors(model: &ModelFile) -> Bytes {
+pub(crate) fn all_tensors(model: &ModelFile) -> Bytes {
     model.gguf().tensors().iter().map(|tensor| Bytes(tensor.bytes)).sum()
 }
 

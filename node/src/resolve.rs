@@ -50,6 +50,12 @@ pub fn resolve_model(name: &str, models: &Path) -> Result<PathBuf, ResolveError>
     if path.exists() {
         return Ok(path.to_owned());
     }
+    find_model(name, models)
+}
+
+/// The only file in the folder `models` whose name starts with `name`, in any case; never a file elsewhere.
+pub(crate) fn find_model(name: &str, models: &Path) -> Result<PathBuf, ResolveError> {
+    let path = Path::new(name);
     if path.components().count() > 1 || path.is_absolute() {
         return Err(ResolveError::NoFile(path.to_owned()));
     }

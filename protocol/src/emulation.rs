@@ -2,10 +2,13 @@
 //! and sleeps for the profiled time instead of computing.
 
 use cluster::{DeviceMemory, DeviceProfile, ModelShape};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::plan_files::{MemoryEntry, ModelShapeFile, PlanFileError, ProfileEntry};
+use crate::plan_files::{
+    MemoryEntry, ModelShapeFile, PlanFileError, PlannerFile, ProfileEntry, ProfilesFile, current,
+};
 
 /// A device and a model to stand for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -21,6 +24,68 @@ pub struct Emulation {
     pub time_scale: f64,
 }
 
+/// `device.json`: a device for a node to stand for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceFile {
+    /// Version of the format.
+    #[serde(default = "current")]
+    pub version: u32,
+    /// The device's profile for a model.
+    pub profile: ProfileEntry,
+    /// What the device can hold; if it is left out, what the profile says of the host on which it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryEntry>,
+    /// The whole model; if it is left out, as the profile has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<ModelShapeFile>,
+}
+
+impl PlannerFile for DeviceFile {
+    const WHAT: &'static str = "the device file";
+
+    fn version(&self) -> u32 {
+        self.version
+    }
+}
+
+impl DeviceFile {
+    /// Reads the file, or a file of profiles that has one.
+    pub fn from_either(text: &str) -> Result<Self, EmulationError> {
+        let profiles = ProfilesFile::from_json(text).map(|file| file.profiles);
+        match profiles.as_deref() {
+            Ok([profile]) => {
+                Ok(Self { version: current(), profile: profile.clone(), memory: None, model: None })
+            }
+            Ok(several) => Err(EmulationError::Profiles(several.len())),
+            Err(_) => Ok(Self::from_json(text)?),
+        }
+    }
+
+    /// Stands for the device.
+    pub fn emulation(self, time_scale: f64) -> Result<Emulation, EmulationError> {
+        let Self { profile, memory, model, .. } = self;
+        let measured = profile.measured.as_deref();
+        let model = model.or_else(|| measured.map(|measured| measured.model.clone()));
+        let memory = memory.or_else(|| {
+            let host = &measured?.host;
+            let ram_bytes = host.ram_available_bytes.saturating_sub(host.reserve_bytes);
+            // A GPU's memory is not known from its profile alone: another processor of the host may be meant.
+            profile.gpu.is_none().then_some(MemoryEntry::Discrete { vram_bytes: 0, ram_bytes })
+        });
+        let emulation = Emulation {
+            model: model.ok_or(EmulationError::Lacks("model"))?,
+            memory: memory.ok_or(EmulationError::Lacks("memory"))?,
+            profile,
+            time_scale,
+        };
+        emulation.check_scale()?;
+        emulation.model.shape()?;
+        emulation.profile.profile()?;
+        Ok(emulation)
+    }
+}
+
 /// Why nothing can be emulated.
 #[derive(Debug, Error)]
 #[allow(missing_docs, reason = "the messages name the fields")]
@@ -31,6 +96,10 @@ pub enum EmulationError {
     Model { what: &'static str, got: u32, wanted: u32 },
     #[error(transparent)]
     Profile(#[from] PlanFileError),
+    #[error("the file has {0} profiles: a node stands for one device")]
+    Profiles(usize),
+    #[error("the device file lacks the device's {0}, and its profile does not tell it")]
+    Lacks(&'static str),
 }
 
 impl Emulation {

@@ -9,6 +9,7 @@ mod exit;
 mod interrupt;
 mod logging;
 mod output;
+mod programs;
 mod progress;
 
 use std::process::ExitCode;

@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 
 use cluster::{Epoch, ReplicaState, StageIndex, StageReport};
 
+use crate::client::NodeClient;
+
 /// A stage, as its keeper last saw it.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum StagePhase {
@@ -28,8 +30,10 @@ pub(super) enum StagePhase {
 pub(super) struct LoadedStage {
     /// Counts the stage's workers, so that a new one is told from the one that was linked.
     pub(super) incarnation: u64,
-    /// Where it listens.
+    /// Where this process reaches it.
     pub(super) address: SocketAddr,
+    /// The node that runs it for the agent.
+    pub(super) node: Option<NodeClient>,
     /// What it says of itself.
     pub(super) report: StageReport,
     /// Its link to the next stage broke, in this epoch.
@@ -135,12 +139,14 @@ mod tests {
             stage: StageIndex(0),
             layers: LayerRange::new(0, 1).unwrap(),
             gpu_layers: 0,
+            node: None,
             pid: 1,
+            threads: 1,
             estimated: StageMemory::default(),
             resident: Bytes::ZERO,
         };
         let address = SocketAddr::from(([127, 0, 0, 1], 1));
-        StagePhase::Loaded(LoadedStage { incarnation, address, report, broken_link: None })
+        StagePhase::Loaded(LoadedStage { incarnation, address, node: None, report, broken_link: None })
     }
 
     fn starting(progress: f32, lost: Option<&str>) -> StagePhase {

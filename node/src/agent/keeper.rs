@@ -1,7 +1,6 @@
 //! Keeps one stage alive: starts its worker, waits until it has loaded, asks it for signs of life, and
 //! starts another when it is lost. It knows nothing of the other stages.
 
-use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,16 +8,16 @@ use cluster::{Bytes, Epoch, StageMemory, StageObservation, StageReport};
 use protocol::tls::{self, TlsIdentity};
 use protocol::v1::stage_client::StageClient;
 use protocol::v1::{LoadState, StatusReply, StatusRequest};
-use protocol::worker::WorkerConfig;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
+use super::STOP_GRACE;
 use super::board::{LoadedStage, StagePhase};
 use super::observer::Observer;
-use super::process::{Ended, WorkerCommand, WorkerProcess};
+use super::place::{Lost, Place, Worker};
+use super::process::shortage;
 use super::restarts::{Failure, Restarts, Verdict};
-use crate::host::available_memory;
 
 /// Between two signs of life of a stage that serves. They also tell of broken links, and for as long the replica seems
 /// ready while it is not.
@@ -34,15 +33,11 @@ const LOAD_POLL: Duration = Duration::from_millis(200);
 /// … and nobody waits for tokens, while the disk and all cores may be busy.
 const LOAD_DEADLINE: Duration = Duration::from_secs(15);
 
-/// A worker that is asked to stop has this long before it is killed.
-pub(super) const STOP_GRACE: Duration = Duration::from_secs(2);
-
 /// One stage to be kept alive.
 pub(super) struct Keeper {
     /// Its place in the chain, and in `board`.
     pub(super) index: usize,
-    pub(super) command: WorkerCommand,
-    pub(super) config: WorkerConfig,
+    pub(super) place: Place,
     /// What to report before the worker has spoken.
     pub(super) report: StageReport,
     /// Whose certificate asks.
@@ -53,18 +48,6 @@ pub(super) struct Keeper {
     /// Told when the stage answers but cannot be linked.
     pub(super) restart: Arc<Notify>,
     pub(super) shutdown: CancellationToken,
-}
-
-/// Why there is no longer a worker.
-struct Lost {
-    reason: String,
-    failure: Failure,
-}
-
-impl Lost {
-    fn crash(reason: impl Into<String>) -> Self {
-        Self { reason: reason.into(), failure: Failure::Crash }
-    }
 }
 
 /// A worker's time as a loaded stage.
@@ -108,21 +91,18 @@ impl Keeper {
     async fn run_worker(&self, incarnation: u64, service: &mut Service<'_>) -> Option<Lost> {
         let started = tokio::select! {
             () = self.shutdown.cancelled() => return None,
-            started = WorkerProcess::start(&self.command, &self.config, &self.shutdown) => started,
+            started = self.place.start(&self.shutdown) => started,
         };
         let mut worker = match started {
             Ok(worker) => worker,
-            Err(e) => return Some(Lost::crash(e.to_string())),
+            Err(lost) => return Some(lost),
         };
-        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, worker.port));
-        let pid = worker.pid;
-        tracing::debug!(stage = self.index, pid, %address, "the worker listens");
+        let stage = self.as_started(&worker, incarnation);
+        tracing::debug!(stage = self.index, pid = worker.pid(), address = %stage.address, "the worker listens");
         let lost = tokio::select! {
             () = self.shutdown.cancelled() => None,
             () = worker.ended() => Some(Lost::crash("the worker ended")),
-            lost = self.watch(LoadedStage {
-                incarnation, address, report: StageReport { pid, ..self.report.clone() }, broken_link: None,
-            }, service) => Some(lost),
+            lost = self.watch(stage, service) => Some(lost),
             () = self.restart.notified() => Some(Lost::crash("it could not be linked")),
         };
         let Some(mut lost) = lost else {
@@ -131,28 +111,28 @@ impl Keeper {
         };
         // At once: while the details are found out, nobody must believe that the replica serves.
         self.show(StagePhase::Starting { progress: 0.0, lost: Some(lost.reason.clone()) });
-        let ended = worker.kill().await;
-        if let Some(ended) = ended.filter(|_| lost.failure == Failure::Crash) {
-            lost.reason = self.explain(&ended);
+        let needed = self.report.estimated.total();
+        if lost.failure == Failure::Load {
+            let available = worker.available_memory().await;
+            lost.reason += &available.map(|available| shortage(needed, available)).unwrap_or_default();
+        }
+        let ended = worker.kill(needed).await;
+        if let Some(how) = ended.filter(|_| lost.failure == Failure::Crash) {
+            lost.reason = format!("the worker {how}");
         }
         Some(lost)
     }
 
-    fn explain(&self, ended: &Ended) -> String {
-        let shortage = self.shortage().filter(|_| ended.was_killed).unwrap_or_default();
-        format!("the worker {}{shortage}", ended.how)
-    }
-
-    fn failed_to_load(&self, failure: String) -> Lost {
-        let shortage = self.shortage().unwrap_or_default();
-        Lost { reason: format!("it could not load its layers: {failure}{shortage}"), failure: Failure::Load }
-    }
-
-    /// The numbers, where memory is likely to be what was missing.
-    fn shortage(&self) -> Option<String> {
-        let (needed, available) = (self.report.estimated.total(), available_memory());
-        let short = available < needed;
-        short.then(|| format!("; probably out of memory: it needs {needed} and {available} are available"))
+    /// The stage as it is when its worker listens.
+    fn as_started(&self, worker: &Worker, incarnation: u64) -> LoadedStage {
+        let report = StageReport {
+            node: worker.node().map(|node| node.name().clone()),
+            pid: worker.pid(),
+            threads: worker.threads().unwrap_or(self.report.threads),
+            ..self.report.clone()
+        };
+        let node = worker.node().cloned();
+        LoadedStage { incarnation, address: worker.address(), node, report, broken_link: None }
     }
 
     /// Asks the worker for signs of life until there is none.
@@ -174,7 +154,7 @@ impl Keeper {
                     self.show(StagePhase::Loaded(stage.clone()));
                     self.tell(service.observer.take(&status));
                 }
-                LoadState::Failed => return self.failed_to_load(status.failure),
+                LoadState::Failed => return failed_to_load(&status.failure),
                 LoadState::Loading | LoadState::Unspecified => self.show_progress(status.progress),
             }
             tokio::time::sleep(if service.since.is_some() { HEARTBEAT } else { LOAD_POLL }).await;
@@ -210,6 +190,10 @@ impl Keeper {
             _ => false,
         });
     }
+}
+
+fn failed_to_load(failure: &str) -> Lost {
+    Lost { reason: format!("it could not load its layers: {failure}"), failure: Failure::Load }
 }
 
 async fn ask(client: &mut StageClient<Channel>, deadline: Duration) -> Result<StatusReply, Lost> {

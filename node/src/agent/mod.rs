@@ -1,13 +1,17 @@
-//! The agent's part for one replica on this host: a keeper per stage, a supervisor over them, and what others see.
+//! The agent's part for one replica: a keeper per stage, a supervisor over them, and what others see. A stage's worker is a
+//! child of this process, or of a node that runs it for the agent.
 //!
 //! Everything here is a task of the agent and ends with it: [`Agent::shutdown`] returns when no worker is left, and
-//! workers die with the agent's process because their stdin ends.
+//! workers die with the agent's process because their stdin, or the stream of orders to their node, ends.
 
 mod board;
 mod keeper;
 mod logs;
 mod observer;
-mod process;
+pub(crate) mod order;
+mod place;
+pub(crate) mod process;
+mod remote;
 mod restarts;
 mod supervisor;
 #[cfg(test)]
@@ -15,33 +19,40 @@ mod tests;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
-use cluster::{Bytes, DeviceProfile, Epoch, ReplicaState, StageIndex, StageObservation, StageReport};
+use cluster::{
+    Bytes, DeviceProfile, Epoch, ModelHash, ReplicaState, StageIndex, StageLoad, StageMemory,
+    StageObservation, StageReport,
+};
 use protocol::emulation::Emulation;
+use protocol::node::StageOrder;
 use protocol::rows::RowEncoding;
-use protocol::tls::{ClusterCa, TlsError};
-use protocol::worker::{self, SliceConfig, WorkerConfig};
+use protocol::tls::{ClusterCa, TlsError, TlsIdentity};
 use thiserror::Error;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::prepare::{PreparedReplica, PreparedStage};
+use crate::client::NodeClient;
+use crate::memory::MemoryCheck;
+use crate::prepare::{PreparedReplica, PreparedStage, ReplicaPlan};
 use board::StagePhase;
 use keeper::Keeper;
-use observer::Observer;
+use observer::{Observed, Observer};
+use order::{OnHost, ReplicaOrder, StagePlace, worker_config};
+use place::{NodeAt, Place};
 pub use process::WorkerCommand;
 use supervisor::Supervisor;
 
-/// A step in flight for longer makes the master give the replica up. A frame takes seconds on the slowest hosts, and
-/// frozen workers are noticed by their heartbeat long before; this is for a stage that answers but makes no progress.
-const STEP_DEADLINE_SECS: u32 = 120;
+/// A worker that is asked to stop has this long before it is killed.
+pub(crate) const STOP_GRACE: Duration = Duration::from_secs(2);
 
 /// How workers run, alike for all stages of a replica.
 #[derive(Debug, Clone)]
 pub struct WorkerSettings {
-    /// CPU threads of each stage.
-    pub threads: u32,
+    /// CPU threads of each stage; else each host shares its cores out over its stages.
+    pub threads: Option<u32>,
     /// Decode frames in flight, at most.
     pub micro_batches: u32,
     /// Requests that may wait for a slot.
@@ -73,6 +84,24 @@ pub struct Outlook {
     pub observations: watch::Sender<Vec<StageObservation>>,
 }
 
+/// A replica to run on nodes, which cut their stages from their own copies of the model.
+pub struct RemoteReplica {
+    /// What to run.
+    pub plan: ReplicaPlan,
+    /// How the nodes know the model.
+    pub model_hash: ModelHash,
+    /// A node for each stage. One that is there several times runs several stages.
+    pub nodes: Vec<NodeClient>,
+    /// Who asks.
+    pub identity: TlsIdentity,
+    /// What to do about a stage that does not fit its node.
+    pub memory_check: MemoryCheck,
+    /// How the workers run.
+    pub settings: WorkerSettings,
+    /// Profiles of the nodes' devices for the model, named as in the cluster file: `node/device`.
+    pub profiles: Vec<DeviceProfile>,
+}
+
 /// A stage was given up before the replica served for the first time.
 #[derive(Debug, Error)]
 #[error("the replica cannot serve: {reason}")]
@@ -94,33 +123,45 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Starts a worker for each stage.
+    /// Starts a worker for each stage on this host.
     pub fn start(config: ReplicaConfig, ca: &ClusterCa, outlook: Outlook) -> Result<Self, TlsError> {
+        let encoding = config.settings.encoding;
+        let identity = ca.issue("agent")?;
+        Ok(Self::run(local_stages(config, ca)?, Link { identity, encoding }, outlook))
+    }
+
+    /// The same on nodes.
+    pub fn start_on_nodes(replica: RemoteReplica, outlook: Outlook) -> Self {
+        let link = Link { identity: replica.identity.clone(), encoding: replica.settings.encoding };
+        Self::run(remote_stages(&replica), link, outlook)
+    }
+
+    fn run(stages: Vec<Stage>, link: Link, outlook: Outlook) -> Self {
         let Outlook { state, observations } = outlook;
         let shutdown = CancellationToken::new();
-        let identity = ca.issue("agent")?;
+        let Link { identity, encoding } = link;
         let starting = StagePhase::Starting { progress: 0.0, lost: None };
-        let (board, board_seen) = watch::channel(vec![starting; config.replica.stages.len()]);
+        let (board, board_seen) = watch::channel(vec![starting; stages.len()]);
         let (reports, reports_seen) = watch::channel(Vec::new());
-        let stages = 0..config.replica.stages.len() as u32;
-        observations.send_replace(stages.map(|stage| StageObservation::none(StageIndex(stage))).collect());
+        let indices = 0..stages.len() as u32;
+        observations.send_replace(indices.map(|stage| StageObservation::none(StageIndex(stage))).collect());
         let mut tasks = JoinSet::new();
         let mut restarts = Vec::new();
-        for (index, stage) in config.replica.stages.iter().enumerate() {
+        for (index, stage) in stages.into_iter().enumerate() {
             let restart = Arc::new(Notify::new());
             restarts.push(Arc::clone(&restart));
+            let Stage { place, report, observer } = stage;
             let keeper = Keeper {
                 index,
-                command: config.command.clone(),
-                config: worker_config(&config, index, ca)?,
-                report: expected_report(index, stage),
+                place,
+                report,
                 identity: identity.clone(),
                 board: board.clone(),
                 observations: observations.clone(),
                 restart,
                 shutdown: shutdown.clone(),
             };
-            tasks.spawn(keeper.run(Observer::new(&config, index)));
+            tasks.spawn(keeper.run(observer));
         }
         let state_seen = state.subscribe();
         let supervisor = Supervisor {
@@ -129,13 +170,13 @@ impl Agent {
             reports,
             restarts,
             identity,
-            encoding: config.settings.encoding,
+            encoding,
             shutdown: shutdown.clone(),
             epoch: Epoch(0),
             refusals: 0,
         };
         tasks.spawn(supervisor.run());
-        Ok(Self {
+        Self {
             state: state_seen,
             reports: reports_seen,
             board: board_seen,
@@ -143,7 +184,7 @@ impl Agent {
             _guard: shutdown.clone().drop_guard(),
             shutdown,
             tasks,
-        })
+        }
     }
 
     /// Whether the replica can answer.
@@ -196,46 +237,91 @@ impl Agent {
     }
 }
 
-fn expected_report(index: usize, stage: &PreparedStage) -> StageReport {
-    StageReport {
-        stage: StageIndex(index as u32),
-        layers: stage.layers,
-        gpu_layers: stage.gpu_layers,
-        pid: 0,
-        estimated: stage.predicted,
-        resident: Bytes::ZERO,
-    }
+/// A stage to be kept.
+struct Stage {
+    place: Place,
+    /// What to report before the worker has spoken.
+    report: StageReport,
+    observer: Observer,
 }
 
-fn worker_config(config: &ReplicaConfig, index: usize, ca: &ClusterCa) -> Result<WorkerConfig, TlsError> {
-    let ReplicaConfig { replica, settings, .. } = config;
-    let stage = &replica.stages[index];
-    Ok(WorkerConfig {
-        version: worker::VERSION,
-        stage: index as u32,
-        n_stages: replica.stages.len() as u32,
-        n_layer: replica.shape.n_layer(),
-        n_embd: replica.shape.n_embd,
-        slices: vec![SliceConfig {
-            path: stage.path.clone(),
-            layers: stage.layers,
-            gpu_layers: stage.gpu_layers,
-        }],
-        embedding: (index == 0).then(|| replica.embedding.clone()),
-        slots: replica.load.slots,
-        n_ctx: replica.load.n_ctx,
-        n_batch: replica.load.n_ubatch,
-        n_ubatch: replica.load.n_ubatch,
-        threads: settings.threads,
-        micro_batches: settings.micro_batches,
-        queue_limit: settings.queue_limit,
+/// How the agent and the stages talk to each other.
+struct Link {
+    identity: TlsIdentity,
+    encoding: RowEncoding,
+}
+
+fn local_stages(config: ReplicaConfig, ca: &ClusterCa) -> Result<Vec<Stage>, TlsError> {
+    let ReplicaConfig { command, replica, settings, emulations, profiles } = config;
+    let n_stages = replica.stages.len() as u32;
+    let common = ReplicaOrder {
+        model: replica.model,
+        model_hash: replica.model_hash,
+        n_stages,
+        load: replica.load,
         prefill_chunk: replica.prefill_chunk,
-        extra_buffers: true,
-        recurrent: replica.shape.has_recurrent_state(),
-        smallest_window: replica.shape.smallest_window(),
-        step_deadline_secs: STEP_DEADLINE_SECS,
-        listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-        tls: ca.issue(&format!("stage {index}"))?,
-        emulation: config.emulations.get(index).cloned().map(Box::new),
-    })
+        settings,
+        options: replica.options,
+        // That was checked for all stages together.
+        memory_check: MemoryCheck::Elsewhere,
+    };
+    let stage = |(stage, prepared): (u32, PreparedStage)| {
+        let PreparedStage { layers, gpu_layers, path, predicted } = prepared;
+        let order = common.stage(StagePlace { stage, layers, gpu_layers, stages_here: n_stages });
+        let host = OnHost {
+            slice: path,
+            embedding: replica.embedding.clone(),
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+            tls: ca.issue(&format!("stage {stage}"))?,
+            emulation: emulations.get(stage as usize).cloned(),
+        };
+        let observed = Observed { shape: &replica.shape, order: &order, profiles: profiles.iter().collect() };
+        let observer = Observer::new(&observed);
+        let config = Box::new(worker_config(&order, &replica.shape, host));
+        let place = Place::Here { command: command.clone(), config };
+        Ok(Stage { place, report: expected_report(&order, predicted), observer })
+    };
+    (0..).zip(replica.stages).map(stage).collect()
+}
+
+fn remote_stages(replica: &RemoteReplica) -> Vec<Stage> {
+    let RemoteReplica { plan, nodes, identity, .. } = replica;
+    let common = ReplicaOrder {
+        model: plan.model().name(),
+        model_hash: replica.model_hash,
+        n_stages: plan.stages().len() as u32,
+        load: plan.load(),
+        prefill_chunk: plan.prefill_chunk(),
+        settings: replica.settings.clone(),
+        options: plan.options(),
+        memory_check: replica.memory_check,
+    };
+    let stages = plan.stages().iter().zip(plan.predicted()).zip(nodes).zip(0..);
+    let stage = |(((load, predicted), node), stage): (((&StageLoad, &StageMemory), &NodeClient), u32)| {
+        let stages_here = nodes.iter().filter(|other| *other == node).count() as u32;
+        let (layers, gpu_layers) = (load.layers, load.gpu_layers);
+        let order = common.stage(StagePlace { stage, layers, gpu_layers, stages_here });
+        let report = expected_report(&order, *predicted);
+        let prefix = format!("{}/", node.name());
+        let profiles =
+            replica.profiles.iter().filter(|profile| profile.device.0.starts_with(&prefix)).collect();
+        let observer = Observer::new(&Observed { shape: plan.model().shape(), order: &order, profiles });
+        let build = node.facts().build.clone();
+        let node = NodeAt { address: node.address().clone(), identity: identity.clone(), build };
+        Stage { place: Place::There { node, order: Box::new(order) }, report, observer }
+    };
+    stages.map(stage).collect()
+}
+
+fn expected_report(order: &StageOrder, predicted: StageMemory) -> StageReport {
+    StageReport {
+        stage: StageIndex(order.stage),
+        layers: order.layers,
+        gpu_layers: order.gpu_layers,
+        node: None,
+        pid: 0,
+        threads: order::threads(order),
+        estimated: predicted,
+        resident: Bytes::ZERO,
+    }
 }

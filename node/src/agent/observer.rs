@@ -3,13 +3,20 @@
 use std::collections::BTreeMap;
 
 use cluster::{
-    BlockKind, Bytes, Correction, DeviceProfile, Millis, ObservedSteps, Phase, StageBatch, StageIndex,
-    StageObservation, StageParts, StepBucket, StepTotals,
+    BlockKind, Bytes, Correction, DeviceProfile, Millis, ModelShape, ObservedSteps, Phase, StageBatch,
+    StageIndex, StageObservation, StageParts, StepBucket, StepTotals,
 };
+use protocol::node::StageOrder;
 use protocol::observation;
 use protocol::v1::StatusReply;
 
-use super::ReplicaConfig;
+/// A stage to be observed.
+pub(super) struct Observed<'a> {
+    pub(super) shape: &'a ModelShape,
+    pub(super) order: &'a StageOrder,
+    /// Of the devices that it may run on.
+    pub(super) profiles: Vec<&'a DeviceProfile>,
+}
 
 /// What is known of one stage's steps.
 pub(super) struct Observer {
@@ -26,10 +33,10 @@ struct Predictor {
 }
 
 impl Observer {
-    pub(super) fn new(config: &ReplicaConfig, index: usize) -> Self {
+    pub(super) fn new(observed: &Observed<'_>) -> Self {
         Self {
-            stage: StageIndex(index as u32),
-            predictor: Predictor::new(config, index),
+            stage: StageIndex(observed.order.stage),
+            predictor: Predictor::new(observed),
             seen: BTreeMap::new(),
             correction: Correction::default(),
         }
@@ -74,19 +81,19 @@ impl Observer {
 
 impl Predictor {
     /// The first profile that can tell the times of the stage.
-    fn new(config: &ReplicaConfig, index: usize) -> Option<Self> {
-        let stages = &config.replica.stages;
-        let stage = stages.get(index)?;
-        let range = stage.layers.start() as usize..stage.layers.end() as usize;
+    fn new(observed: &Observed<'_>) -> Option<Self> {
+        let StageOrder { stage, n_stages, layers, gpu_layers, .. } = *observed.order;
+        let range = layers.start() as usize..layers.end() as usize;
         let kinds: Vec<BlockKind> =
-            config.replica.shape.blocks.get(range)?.iter().map(|block| block.kind).collect();
-        let (embeds, in_chain) = (index == 0, stages.len() > 1);
-        let parts = StageParts { embeds, in_chain, ..StageParts::split(&kinds, stage.gpu_layers) };
-        let outputs = if index + 1 == stages.len() { 1.0 } else { 0.0 };
+            observed.shape.blocks.get(range)?.iter().map(|block| block.kind).collect();
+        let (embeds, in_chain) = (stage == 0, n_stages > 1);
+        let parts = StageParts { embeds, in_chain, ..StageParts::split(&kinds, gpu_layers) };
+        let outputs = if stage + 1 == n_stages { 1.0 } else { 0.0 };
         let batch =
             StageBatch { phase: Phase::Decode, rows: 1.0, depth: 0.0, outputs, idle: Millis::default() };
-        let profile = config.profiles.iter().find(|profile| profile.compute_time(&parts, &batch).is_ok())?;
-        Some(Self { profile: profile.clone(), parts })
+        let profile =
+            observed.profiles.iter().find(|profile| profile.compute_time(&parts, &batch).is_ok())?;
+        Some(Self { profile: (*profile).clone(), parts })
     }
 
     fn time(&self, batch: &StageBatch) -> Option<Millis> {

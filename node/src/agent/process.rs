@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use cluster::StageIndex;
+use cluster::{Bytes, StageIndex};
 use protocol::tls::root_cause;
 use protocol::worker::{WorkerConfig, WorkerHello, WorkerLineError};
 use thiserror::Error;
@@ -16,6 +16,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::logs::{LastWords, pump};
+use crate::host::available_memory;
 
 /// From its start until a worker listens; it loads nothing before.
 const HELLO_DEADLINE: Duration = Duration::from_secs(20);
@@ -39,7 +40,7 @@ pub struct WorkerCommand {
 
 /// Why a worker did not start.
 #[derive(Debug, Error)]
-pub(super) enum WorkerError {
+pub(crate) enum WorkerError {
     #[error("starting {}: {source}", program.display())]
     Spawn { program: PathBuf, source: io::Error },
     #[error("talking to the worker: {0}")]
@@ -58,21 +59,21 @@ fn with_cause(error: &WorkerLineError) -> String {
 }
 
 /// A running worker that listens. It is killed when dropped.
-pub(super) struct WorkerProcess {
+pub(crate) struct WorkerProcess {
     child: Child,
     // Its end tells the worker that the agent is gone.
     stdin: ChildStdin,
     last_words: LastWords,
     output: JoinHandle<()>,
     /// The process's id.
-    pub(super) pid: u32,
+    pub(crate) pid: u32,
     /// Where it listens.
-    pub(super) port: u16,
+    pub(crate) port: u16,
 }
 
 impl WorkerProcess {
     /// Starts a worker and waits until it listens.
-    pub(super) async fn start(
+    pub(crate) async fn start(
         command: &WorkerCommand,
         config: &WorkerConfig,
         stopping: &CancellationToken,
@@ -104,13 +105,13 @@ impl WorkerProcess {
     }
 
     /// Waits for the end of the process.
-    pub(super) async fn ended(&mut self) {
+    pub(crate) async fn ended(&mut self) {
         // How it came is asked again by `kill`.
         let _ = self.child.wait().await;
     }
 
     /// Asks the worker to go by closing its stdin, and kills it if it has not gone after `grace`.
-    pub(super) async fn stop(self, grace: Duration) {
+    pub(crate) async fn stop(self, grace: Duration) {
         let Self { mut child, stdin, .. } = self;
         drop(stdin);
         if tokio::time::timeout(grace, child.wait()).await.is_err() {
@@ -120,7 +121,7 @@ impl WorkerProcess {
     }
 
     /// Ends the worker at once. Says how it had ended by itself, if it had.
-    pub(super) async fn kill(mut self) -> Option<Ended> {
+    pub(crate) async fn kill(mut self) -> Option<Ended> {
         // A broken connection is noticed somewhat before the end of the process that caused it.
         let Ok(status) = tokio::time::timeout(REAP_DEADLINE, self.child.wait()).await else {
             kill(self.child).await;
@@ -133,11 +134,28 @@ impl WorkerProcess {
 }
 
 /// How a process ended, for people.
-pub(super) struct Ended {
-    /// "was killed by signal 9", "exited with code 1", with what it printed last.
-    pub(super) how: String,
+pub(crate) struct Ended {
+    /// "was ended by signal 9", "exited with code 1", with what it printed last.
+    how: String,
     /// Whether it was killed outright, as a system that runs out of memory does.
-    pub(super) was_killed: bool,
+    was_killed: bool,
+}
+
+impl Ended {
+    /// In words; of one that needs `needed`, also whether this host's memory was short.
+    pub(crate) fn explain(&self, needed: Bytes) -> String {
+        let short = if self.was_killed { shortage(needed, available_memory()) } else { String::new() };
+        format!("{}{short}", self.how)
+    }
+}
+
+/// The numbers, where memory is likely to be what was missing.
+pub(super) fn shortage(needed: Bytes, available: Bytes) -> String {
+    if available < needed {
+        format!("; probably out of memory: it needs {needed} and {available} are available")
+    } else {
+        String::new()
+    }
 }
 
 async fn kill(mut child: Child) {

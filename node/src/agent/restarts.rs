@@ -2,7 +2,8 @@
 //!
 //! The first restart comes almost at once, because most losses are one-off; the pause doubles so that a worker that
 //! cannot run does not eat the host. A worker that served for a while starts afresh. A load that the worker itself
-//! reports as failed (a damaged file, no memory) rarely mends by itself, so it is tried only a few times.
+//! reports as failed (a damaged file, no memory) rarely mends by itself, so it is tried only a few times. A node that is
+//! out of reach is waited for without end: hosts are restarted and cables pulled, and nothing is wrong with the stage.
 
 use std::time::Duration;
 
@@ -11,6 +12,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(200);
 
 /// The longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// Before a node that was out of reach is tried again: its return should be noticed soon, and a try costs nothing.
+const UNREACHABLE_PAUSE: Duration = Duration::from_secs(1);
 
 /// A worker that served this long was sound: what happened before no longer counts.
 const SOUND_AFTER: Duration = Duration::from_secs(30);
@@ -28,6 +32,8 @@ pub(super) enum Failure {
     Crash,
     /// It said that it cannot load its slices.
     Load,
+    /// The node that is to run it cannot be reached.
+    Unreachable,
 }
 
 /// What to do about a lost worker.
@@ -51,6 +57,9 @@ impl Restarts {
     pub(super) fn lost(&mut self, failure: Failure, served: Duration) -> Verdict {
         if served >= SOUND_AFTER {
             *self = Self::default();
+        }
+        if failure == Failure::Unreachable {
+            return Verdict::RestartAfter(UNREACHABLE_PAUSE);
         }
         self.in_a_row += 1;
         self.failed_loads = if failure == Failure::Load { self.failed_loads + 1 } else { 0 };
@@ -93,6 +102,16 @@ mod tests {
             (0..MOST_CRASHES).map(|_| restarts.lost(Failure::Crash, AT_ONCE)).collect();
         assert_eq!(verdicts.last(), Some(&Verdict::GiveUp(MOST_CRASHES)));
         assert!(verdicts[..9].iter().all(|verdict| matches!(verdict, Verdict::RestartAfter(_))));
+    }
+
+    #[test]
+    fn a_node_out_of_reach_is_waited_for_without_end() {
+        let mut restarts = Restarts::default();
+        for _ in 0..1000 {
+            let verdict = restarts.lost(Failure::Unreachable, AT_ONCE);
+            assert_eq!(verdict, Verdict::RestartAfter(UNREACHABLE_PAUSE));
+        }
+        assert_eq!(restarts.lost(Failure::Crash, AT_ONCE), Verdict::RestartAfter(FIRST_PAUSE));
     }
 
     #[test]

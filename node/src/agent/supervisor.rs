@@ -106,14 +106,16 @@ impl Supervisor {
 
     /// Links from the master down to stage 0, so that a stage's successor is in the epoch already when it links.
     async fn link(&self, stages: &[LoadedStage], epoch: Epoch) -> Result<(), Refusal> {
+        let encoding = v1::Encoding::from(self.encoding).into();
         for (i, stage) in stages.iter().enumerate().rev() {
-            let next = match stages.len() {
-                1 => String::new(),
-                n => stages[(i + 1) % n].address.to_string(),
+            let linking = async {
+                let next = match stages.len() {
+                    1 => String::new(),
+                    n => address_for(stage, &stages[(i + 1) % n]).await?,
+                };
+                link_one(stage, LinkRequest { epoch: epoch.0, next, encoding }, &self.identity).await
             };
-            let request =
-                LinkRequest { epoch: epoch.0, next, encoding: v1::Encoding::from(self.encoding).into() };
-            let linked = tokio::time::timeout(LINK_DEADLINE, link_one(stage, request, &self.identity)).await;
+            let linked = tokio::time::timeout(LINK_DEADLINE, linking).await;
             let late = || Err(format!("no answer for {} s", LINK_DEADLINE.as_secs()));
             linked.unwrap_or_else(|_| late()).map_err(|reason| Refusal { stage: i, reason })?;
         }
@@ -152,6 +154,18 @@ impl Supervisor {
             }
             differs
         });
+    }
+}
+
+/// Where a stage reaches the next. Hosts have several addresses, and the one that leads there from here need not lead there
+/// from the stage: its node finds out.
+async fn address_for(stage: &LoadedStage, next: &LoadedStage) -> Result<String, String> {
+    match (&stage.node, &next.node) {
+        (Some(node), Some(of_next)) if node != of_next => {
+            let reached = node.reach(of_next.peer()).await.map_err(|error| error.to_string())?;
+            Ok(reached.with_port(next.address.port()).to_string())
+        }
+        _ => Ok(next.address.to_string()),
     }
 }
 

@@ -7,10 +7,11 @@ use std::process::Command;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-use cluster::{LayerRange, StageMemory};
+use cluster::{LayerRange, Load};
+use gguf::cut::CutOptions;
 use protocol::listen::{FrameSizes, TlsIncoming, server};
 use protocol::v1;
-use protocol::v1::stage_server::{Stage, StageServer};
+use protocol::v1::stage_server::{Stage as StageRpc, StageServer};
 use protocol::v1::{
     ForwardReply, Frame, LinkReply, LinkRequest, LoadState, MemoryReport, StatusReply, StatusRequest,
 };
@@ -20,7 +21,6 @@ use tonic::{Request, Response, Status, Streaming};
 use super::*;
 use crate::model_file::ModelFile;
 use crate::test_model;
-use cluster::Load;
 
 /// Generous: test machines are busy. Nothing is asserted about how long things took.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -53,7 +53,7 @@ impl FakeStage {
 }
 
 #[tonic::async_trait]
-impl Stage for FakeStage {
+impl StageRpc for FakeStage {
     async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
         if self.script().frozen == Some(self.stage) {
             std::future::pending::<()>().await;
@@ -132,7 +132,7 @@ impl Fixture {
         let greet = format!(
             r#"read -r line; case "$line" in *'"stage":0,'*) port={first};; *) port={second};; esac
                echo "{{\"version\":{},\"port\":$port}}""#,
-            worker::VERSION
+            protocol::worker::VERSION
         );
         WorkerCommand {
             program: "/bin/sh".into(),
@@ -151,6 +151,9 @@ impl Fixture {
             predicted: StageMemory::default(),
         });
         let replica = PreparedReplica {
+            model: "tiny".to_owned(),
+            model_hash: ModelHash([0; 32]),
+            options: CutOptions::default(),
             shape: model.shape().clone(),
             stages: stages.collect(),
             embedding: "embedding.gguf".into(),
@@ -158,7 +161,7 @@ impl Fixture {
             prefill_chunk: 16,
         };
         let settings =
-            WorkerSettings { threads: 1, micro_batches: 1, queue_limit: 1, encoding: RowEncoding::F32 };
+            WorkerSettings { threads: Some(1), micro_batches: 1, queue_limit: 1, encoding: RowEncoding::F32 };
         let loading = ReplicaState::Loading { progress: 0.0, waiting_for: String::new() };
         let outlook =
             Outlook { state: watch::Sender::new(loading), observations: watch::Sender::new(Vec::new()) };
@@ -347,6 +350,6 @@ async fn a_worker_of_another_version_is_refused_with_both_numbers() {
     let agent = fixture.start(command);
     let lost = |s: &ReplicaState| matches!(s, ReplicaState::Down { .. });
     let ReplicaState::Down { reason } = wait_for(&agent, lost).await else { unreachable!() };
-    assert!(reason.contains("77") && reason.contains(&worker::VERSION.to_string()), "{reason}");
+    assert!(reason.contains("77") && reason.contains(&protocol::worker::VERSION.to_string()), "{reason}");
     agent.shutdown().await;
 }

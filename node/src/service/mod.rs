@@ -3,10 +3,16 @@
 //! Whoever has a certificate of the cluster may direct a node; nobody else gets past the handshake. What the node runs for
 //! others ends with it.
 
+mod emulation;
 mod node;
+mod prepare;
+mod profile;
+mod workers;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
+use protocol::emulation::Emulation;
 use protocol::identity::MemberIdentity;
 use protocol::listen::{FrameSizes, ListenError, TlsIncoming, server};
 use protocol::node::{Address, Build, DeviceFacts, NodeFacts, probe_sizes};
@@ -17,8 +23,13 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::addresses;
+use crate::agent::WorkerCommand;
+use crate::folders::Folders;
+use crate::host::{available_memory, total_memory};
 use crate::links::ProbeService;
 use node::NodeService;
+use profile::ProfileHost;
+use workers::{WorkerHost, WorkerHostConfig};
 
 /// Largest message to the node itself: a peer with all its addresses is some kilobytes.
 const MAX_REQUEST: usize = 256 << 10;
@@ -35,6 +46,14 @@ pub struct NodeConfig {
     pub build: Build,
     /// What it can compute on.
     pub devices: Vec<DeviceFacts>,
+    /// How it starts workers.
+    pub workers: WorkerCommand,
+    /// How it starts a profile; the model and what else is asked for are added.
+    pub profile: WorkerCommand,
+    /// Where its models and slices are.
+    pub folders: Folders,
+    /// The device that its workers stand for instead of computing; `devices` then says so.
+    pub emulation: Option<Emulation>,
 }
 
 /// Why a node ended.
@@ -59,17 +78,28 @@ impl RunningNode {
     pub async fn bind(config: NodeConfig) -> Result<Self, NodeServeError> {
         let incoming = TlsIncoming::bind(config.bind, &config.identity.tls).await?;
         let addresses = addresses::offered(incoming.local_addr(), &config.advertise);
+        let emulated = config.emulation.as_ref();
+        let memory_available = emulated.map_or_else(available_memory, emulation::host_memory);
         let facts = NodeFacts {
             name: config.identity.name,
             instance: Uuid::new_v4().to_string(),
             build: config.build,
-            devices: config.devices,
-            memory_total: crate::host::total_memory(),
-            memory_available: crate::host::available_memory(),
+            devices: emulated.map_or(config.devices, |emulated| vec![emulation::device(emulated)]),
+            memory_total: emulated.map_or_else(total_memory, emulation::host_memory),
+            memory_available,
             addresses,
-            emulated: false,
+            emulated: emulated.is_some(),
         };
-        let service = NodeService::new(facts, config.identity.tls);
+        let (bind, identity) = (incoming.local_addr().ip(), config.identity.tls);
+        let workers = Arc::new(WorkerHost::new(WorkerHostConfig {
+            command: config.workers,
+            folders: config.folders,
+            bind,
+            identity: identity.clone(),
+            emulation: config.emulation,
+        }));
+        let profiles = ProfileHost::new(config.profile, facts.name.clone());
+        let service = NodeService::new(facts, identity, workers, profiles);
         Ok(Self { incoming, service })
     }
 
@@ -83,16 +113,19 @@ impl RunningNode {
         self.incoming.local_addr().port()
     }
 
-    /// Serves until told to stop.
+    /// Serves until told to stop. Its workers are gone when it returns.
     pub async fn serve(self, stop: CancellationToken) -> Result<(), NodeServeError> {
         let FrameSizes { max_message, .. } = probe_sizes();
+        let workers = self.service.workers();
         let router = server(probe_sizes())
             .add_service(NodeServer::new(self.service).max_decoding_message_size(MAX_REQUEST))
             .add_service(LinkProbeServer::new(ProbeService::new()).max_decoding_message_size(max_message));
-        tokio::select! {
+        let served = tokio::select! {
             served = router.serve_with_incoming(self.incoming) => Ok(served?),
-            // Calls under way are dropped: whoever made them sees the connection end.
+            // Calls under way are dropped with the runtime: whoever made them sees the connection end.
             () = stop.cancelled() => Ok(()),
-        }
+        };
+        workers.shutdown().await;
+        served
     }
 }

@@ -1,14 +1,15 @@
 //! The Node service.
 
-use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
-use futures::Stream;
 use protocol::node::{BadMessage, LinkMeasurement, LinkRequest, NodeFacts, Peer};
 use protocol::tls::TlsIdentity;
 use protocol::v1;
 use tonic::{Request, Response, Status, Streaming};
 
+use super::profile::{ProfileEvents, ProfileHost};
+use super::workers::{NewsStream, WorkerHost};
 use crate::host::available_memory;
 use crate::links::measure;
 use crate::reach::reach;
@@ -23,16 +24,29 @@ pub(crate) struct NodeService {
     identity: TlsIdentity,
     /// Held while this node measures a link: two measurements would share its bandwidth.
     measuring: tokio::sync::Mutex<()>,
+    workers: Arc<WorkerHost>,
+    profiles: ProfileHost,
 }
 
 impl NodeService {
-    pub(crate) fn new(facts: NodeFacts, identity: TlsIdentity) -> Self {
-        Self { facts, identity, measuring: tokio::sync::Mutex::new(()) }
+    pub(super) fn new(
+        facts: NodeFacts,
+        identity: TlsIdentity,
+        workers: Arc<WorkerHost>,
+        profiles: ProfileHost,
+    ) -> Self {
+        Self { facts, identity, measuring: tokio::sync::Mutex::new(()), workers, profiles }
+    }
+
+    /// Who runs its workers.
+    pub(super) fn workers(&self) -> Arc<WorkerHost> {
+        Arc::clone(&self.workers)
     }
 
     /// As of now.
     pub(crate) fn facts(&self) -> NodeFacts {
-        NodeFacts { memory_available: available_memory(), ..self.facts.clone() }
+        let now = if self.facts.emulated { self.facts.memory_available } else { available_memory() };
+        NodeFacts { memory_available: now, ..self.facts.clone() }
     }
 
     fn check_peer(&self, peer: &Peer) -> Result<(), Status> {
@@ -50,8 +64,6 @@ fn invalid(error: BadMessage) -> Status {
 fn unavailable(error: impl std::fmt::Display) -> Status {
     Status::unavailable(error.to_string())
 }
-
-type Boxed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
 impl v1::node_server::Node for NodeService {
@@ -94,18 +106,21 @@ impl v1::node_server::Node for NodeService {
         Ok(Response::new(measured.into()))
     }
 
-    type ProfileStream = Boxed<v1::ProfileEvent>;
+    type ProfileStream = ProfileEvents;
 
-    async fn profile(&self, _: Request<v1::ProfileRequest>) -> Result<Response<Self::ProfileStream>, Status> {
-        Err(Status::unimplemented("profiles are not measured by nodes yet"))
+    async fn profile(
+        &self,
+        request: Request<v1::ProfileRequest>,
+    ) -> Result<Response<Self::ProfileStream>, Status> {
+        self.profiles.run(request.into_inner()).map(Response::new)
     }
 
-    type RunWorkerStream = Boxed<v1::WorkerEvent>;
+    type RunWorkerStream = NewsStream;
 
     async fn run_worker(
         &self,
-        _: Request<Streaming<v1::WorkerOrder>>,
+        request: Request<Streaming<v1::WorkerOrder>>,
     ) -> Result<Response<Self::RunWorkerStream>, Status> {
-        Err(Status::unimplemented("workers are not run by nodes yet"))
+        self.workers.run(request.into_inner()).await.map(Response::new)
     }
 }

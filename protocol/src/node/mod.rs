@@ -5,6 +5,7 @@
 mod description;
 mod measurement;
 mod order;
+mod worker_news;
 
 use std::fmt;
 
@@ -16,6 +17,7 @@ pub use measurement::{
     FrameTime, LinkMeasurement, LinkRequest, MAX_N_EMBD, PREFILL_ROWS, Receipt, probe_sizes,
 };
 pub use order::StageOrder;
+pub use worker_news::WorkerNews;
 
 use crate::v1;
 
@@ -154,6 +156,22 @@ pub fn check_name(name: &str) -> Result<NodeId, BadName> {
     if good { Ok(NodeId(name.to_owned())) } else { Err(BadName(name.chars().take(LONGEST_NAME).collect())) }
 }
 
+/// Whether a profile can be asked for in these words: they become arguments of a command, and the model is one of the
+/// node's own.
+pub fn check_profile_request(request: &v1::ProfileRequest) -> Result<(), BadMessage> {
+    let what = "a profile's request";
+    if request.model.is_empty() {
+        return Err(BadMessage::Missing { what, field: "its model" });
+    }
+    for text in [&request.model, &request.device] {
+        check_text(what, text.clone())?;
+        if text.starts_with('-') || text.contains(['/', '\\']) {
+            return Err(BadMessage::Other { what, reason: format!("{text:?} is no name") });
+        }
+    }
+    Ok(())
+}
+
 fn check_addresses(what: &'static str, addresses: &[String]) -> Result<Vec<Address>, BadMessage> {
     let got = addresses.len();
     if got > MOST_ADDRESSES {
@@ -172,6 +190,11 @@ fn check_text(what: &'static str, text: String) -> Result<String, BadMessage> {
         return Err(BadMessage::Other { what, reason: format!("its text {text:?} has control characters") });
     }
     Ok(text)
+}
+
+/// Text of a process for people: as [`check_text`] wants it, shortened where it is not.
+fn clean_text(text: &str, longest: usize) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(longest).collect()
 }
 
 #[cfg(test)]
@@ -211,6 +234,17 @@ mod tests {
         assert!(check_name("desk-2.lan_x").is_ok());
         for name in ["", "-x", "a b", "a/b", "ä", &"x".repeat(64)] {
             assert!(check_name(name).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_profile_is_asked_for_by_names_alone() {
+        let check = |model: &str, device: &str| {
+            check_profile_request(&v1::ProfileRequest { model: model.into(), device: device.into() })
+        };
+        assert!(check("SmolLM2", "").is_ok() && check("m", "CPU").is_ok());
+        for (model, device) in [("", ""), ("-o", ""), ("m", "--output=x"), ("a\nb", ""), ("../a", "")] {
+            assert!(check(model, device).is_err(), "{model:?} {device:?}");
         }
     }
 

@@ -157,7 +157,7 @@ pub fn schemas() -> [(&'static str, Schema); 5] {
 }
 
 /// The version of a file that does not state one.
-const fn current() -> u32 {
+pub(crate) const fn current() -> u32 {
     VERSION
 }
 

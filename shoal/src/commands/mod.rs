@@ -30,7 +30,7 @@ pub(crate) fn run(command: Command, globals: &Globals) -> Result<()> {
         Command::Profile(args) => profile::run(&args, globals),
         Command::StageWorker => stage_worker::run(),
         Command::ProfileWorker => profile_worker::run(),
-        Command::Node(args) => node::run(*args),
+        Command::Node(args) => node::run(*args, globals),
         Command::Links(args) => links::run(args),
         Command::Identity(command) => identity::run(command),
         Command::DeviceList => node::list_devices(),

@@ -1,19 +1,24 @@
 //! `shoal node`: this host as a part of a cluster.
 
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use cluster::{Bytes, NodeId};
 use node::{NodeConfig, RunningNode};
+use protocol::emulation::{DeviceFile, Emulation};
 use protocol::node::{Address, DeviceFacts, DeviceKind, check_name};
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
+use super::model;
 use super::nodes::{IdentityArg, NODE_PORT, build, node_address};
+use crate::cli::Globals;
 use crate::interrupt::{exit_at_second_request, stop_asked};
 use crate::output;
+use crate::programs::this_program;
 
 /// Arguments of `shoal node`.
 #[derive(Debug, Args)]
@@ -22,6 +27,7 @@ Examples:
   shoal node --identity desk.json                          on all addresses, port 8470
   shoal node --identity desk.json --bind 10.0.0.5:9000     on one
   shoal node --identity desk.json --advertise desk.lan     reached by others under this name
+  shoal node --identity x.json --emulate device.json       takes the time that the profiled device would
 
 Ctrl-C stops the node and all that it runs for others.")]
 pub(crate) struct NodeArgs {
@@ -36,6 +42,12 @@ pub(crate) struct NodeArgs {
     /// The node's name, unique in the cluster [default: the identity's].
     #[arg(long, env = "SHOAL_NODE_NAME", value_name = "NAME", value_parser = name)]
     name: Option<NodeId>,
+    /// Stand for the device in this file instead of computing: a profile, the device's memory and the model's shape.
+    #[arg(long, env = "SHOAL_EMULATE", value_name = "FILE")]
+    emulate: Option<PathBuf>,
+    /// Seconds that a second of the emulated device takes: 0.1 runs ten times as fast as the device would.
+    #[arg(long, value_name = "X", default_value_t = 1.0, requires = "emulate")]
+    time_scale: f64,
     /// Print an event per line as JSON on stdout instead of words on stderr.
     #[arg(long)]
     json: bool,
@@ -52,18 +64,28 @@ enum Event<'a> {
 }
 
 /// Serves until Ctrl-C.
-pub(crate) fn run(args: NodeArgs) -> Result<()> {
+pub(crate) fn run(args: NodeArgs, globals: &Globals) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    runtime.context("starting the async runtime")?.block_on(serve(args))
+    runtime.context("starting the async runtime")?.block_on(serve(args, globals))
 }
 
-async fn serve(args: NodeArgs) -> Result<()> {
+async fn serve(args: NodeArgs, globals: &Globals) -> Result<()> {
     let mut identity = args.identity.read()?;
     identity.name = args.name.unwrap_or(identity.name);
     let bind = resolve(&args.bind).await?;
+    let emulation = args.emulate.as_deref().map(|file| read_device(file, args.time_scale)).transpose()?;
     let devices = tokio::task::spawn_blocking(ask_for_devices).await.context("listing the devices")??;
-    let node =
-        RunningNode::bind(NodeConfig { identity, bind, advertise: args.advertise, build: build(), devices });
+    let node = RunningNode::bind(NodeConfig {
+        identity,
+        bind,
+        advertise: args.advertise,
+        build: build(),
+        devices,
+        workers: this_program(globals, "stage-worker")?,
+        profile: this_program(globals, "profile")?,
+        folders: model::folders(globals)?,
+        emulation,
+    });
     let node = node.await.context("starting the node")?;
     let facts = node.facts();
     let addresses: Vec<String> = facts.addresses.iter().map(ToString::to_string).collect();
@@ -81,6 +103,12 @@ async fn serve(args: NodeArgs) -> Result<()> {
         exit_at_second_request().await;
     });
     Ok(node.serve(stop).await?)
+}
+
+fn read_device(file: &Path, time_scale: f64) -> Result<Emulation> {
+    let read = || format!("reading the device {}", file.display());
+    let text = std::fs::read_to_string(file).with_context(read)?;
+    DeviceFile::from_either(&text).and_then(|device| device.emulation(time_scale)).with_context(read)
 }
 
 async fn resolve(text: &str) -> Result<SocketAddr> {

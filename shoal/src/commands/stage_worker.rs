@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use node::agent::WorkerCommand;
 
 use crate::cli::Globals;
-use crate::logging;
+use crate::programs::this_program;
 
 /// Runs until the agent that started it goes.
 pub(crate) fn run() -> Result<()> {
@@ -13,11 +13,5 @@ pub(crate) fn run() -> Result<()> {
 
 /// This program again, as a worker.
 pub(crate) fn command(globals: &Globals) -> Result<WorkerCommand> {
-    let program = std::env::current_exe().context("finding this program, to start workers from it")?;
-    let filter = logging::filter(globals.verbose);
-    Ok(WorkerCommand {
-        program,
-        args: vec!["stage-worker".into()],
-        env: vec![(logging::FILTER_VARIABLE.into(), filter.into())],
-    })
+    this_program(globals, "stage-worker")
 }

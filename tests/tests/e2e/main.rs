@@ -7,6 +7,7 @@ mod chat_api;
 mod failure;
 mod memory;
 mod metrics;
+mod node_replica;
 mod nodes;
 mod openai_client;
 mod planning;

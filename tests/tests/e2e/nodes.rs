@@ -74,7 +74,8 @@ async fn case_8_garbage_and_strangers_at_a_nodes_port_change_nothing() {
         let _ = stream.write_all(garbage);
         let _ = stream.read_to_end(&mut Vec::new());
     }
-    let stranger = Trust::found().unwrap().issue("me").unwrap();
+    let other = Trust::found().unwrap();
+    let stranger = other.issue("me").unwrap();
     let args = ["--node", &a.address(), "--node", &b.address(), "--n-embd", "64"];
     let (ok, _, said) = links(shoal(), &stranger, &args).await.unwrap();
     assert!(!ok && said.contains("0 could be connected to"), "{said}");

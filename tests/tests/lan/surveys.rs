@@ -47,7 +47,7 @@ fn misfit(report: &Value, (mbit, round_trip_us): (f64, u64)) -> Option<String> {
         let (rate, time) =
             (link["mbit_per_s"].as_f64().unwrap(), link["round_trip_median_ms"].as_f64().unwrap());
         let asked_ms = round_trip_us as f64 / 1e3;
-        println!("asked {mbit} Mbit/s, {asked_ms} ms: measured {rate:.1} Mbit/s, {time:.3} ms");
+        eprintln!("asked {mbit} Mbit/s, {asked_ms} ms: measured {rate:.1} Mbit/s, {time:.3} ms");
         let fits = (rate / mbit - 1.0).abs() <= 0.07 && (time - asked_ms).abs() <= 0.2 + 0.1 * asked_ms;
         (!fits).then(|| format!("asked {mbit} Mbit/s, {asked_ms} ms: measured {link}"))
     });

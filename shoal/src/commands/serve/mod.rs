@@ -1,4 +1,4 @@
-//! `shoal serve`: a replica of stage processes on this host, and the API over it.
+//! `shoal serve`: a replica of stage processes on this host or on nodes, and the API over it.
 
 mod profiles;
 mod report;
@@ -11,9 +11,11 @@ use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use gguf::cut::{CutOptions, Uncertified};
 use node::agent::WorkerSettings;
-use node::{Layout, MemoryCheck, ReplicaRequest, default_threads};
+use node::{Layout, MemoryCheck, ReplicaRequest};
+use protocol::node::Address;
 use protocol::rows::RowEncoding;
 
+use super::nodes::node_address;
 use crate::cli::Globals;
 
 /// Arguments of `shoal serve`.
@@ -25,6 +27,7 @@ Examples:
   shoal serve -m SmolLM2 --cuts 8,20 --slots 8   blocks 0-7, 8-19 and the rest; 8 requests at once
   shoal serve -m SmolLM2 --gpu-layers 30         one process, with 30 blocks on the GPU
   shoal serve -m SmolLM2 --json                  a JSON object per event: starting, ready, down
+  shoal serve -m SmolLM2 --identity me.json --node desk --node mac    one stage on each of two nodes
 
 Ctrl-C stops everything within seconds; pressed twice, at once.")]
 pub(crate) struct ServeArgs {
@@ -43,6 +46,13 @@ pub(crate) struct ServeArgs {
     /// First blocks of the second and later stages, instead of an even split.
     #[arg(long, env = "SHOAL_CUTS", value_name = "BLOCKS", value_delimiter = ',')]
     cuts: Option<Vec<u32>>,
+    /// Address of a node to run a stage on, with a copy of the model in its models folder; repeat it for each stage.
+    #[arg(long = "node", env = "SHOAL_NODES", value_name = "ADDRESS", value_delimiter = ',',
+          value_parser = node_address, requires = "identity", conflicts_with = "stages")]
+    nodes: Vec<Address>,
+    /// File with this member's identity, from `shoal identity issue`, to direct nodes.
+    #[arg(long, env = "SHOAL_IDENTITY", value_name = "FILE")]
+    identity: Option<PathBuf>,
     /// Requests that generate at once; each takes memory for a context of its own.
     #[arg(long, env = "SHOAL_SLOTS", value_name = "N", default_value_t = 4,
           value_parser = clap::value_parser!(u32).range(1..=256))]
@@ -53,7 +63,7 @@ pub(crate) struct ServeArgs {
     /// Address of the API. The default is this host alone, because the API asks for no key.
     #[arg(long, env = "SHOAL_LISTEN", value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
     listen: String,
-    /// CPU threads of each stage [default: the physical cores, shared out over the stages].
+    /// CPU threads of each stage [default: each host's physical cores, shared out over its stages].
     #[arg(long, env = "SHOAL_THREADS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=512))]
     threads: Option<u32>,
     /// Prompt tokens computed at once: more is faster, but running answers wait for so many.
@@ -95,11 +105,36 @@ enum EncodingArg {
     F16,
 }
 
+/// A stage without a node, or a node without a stage.
+#[derive(Debug, thiserror::Error)]
+#[error("--cuts makes {stages} stages and --node was given {nodes} times: each stage needs a node")]
+pub(crate) struct StagesAndNodes {
+    stages: usize,
+    nodes: usize,
+}
+
 impl ServeArgs {
+    fn check(&self) -> Result<(), StagesAndNodes> {
+        let (stages, nodes) = (self.cuts.as_ref().map_or(0, |cuts| cuts.len() + 1), self.nodes.len());
+        if stages > 0 && nodes > 0 && stages != nodes {
+            return Err(StagesAndNodes { stages, nodes });
+        }
+        Ok(())
+    }
+
+    fn memory_check(&self) -> MemoryCheck {
+        match (self.ignore_memory, self.nodes.is_empty()) {
+            (true, _) => MemoryCheck::Warn,
+            (false, true) => MemoryCheck::Enforce,
+            (false, false) => MemoryCheck::Elsewhere,
+        }
+    }
+
     fn request(&self) -> ReplicaRequest {
-        let layout = match &self.cuts {
-            Some(cuts) => Layout::Cuts(cuts.clone()),
-            None => Layout::Stages(self.stages),
+        let layout = match (&self.cuts, self.nodes.len()) {
+            (Some(cuts), _) => Layout::Cuts(cuts.clone()),
+            (None, 0) => Layout::Stages(self.stages),
+            (None, nodes) => Layout::Stages(nodes as u32),
         };
         let uncertified = if self.allow_uncertified { Uncertified::Allow } else { Uncertified::Refuse };
         ReplicaRequest {
@@ -109,14 +144,14 @@ impl ServeArgs {
             n_ctx: self.ctx,
             prefill_chunk: self.prefill_chunk,
             options: CutOptions { uncertified },
-            memory_check: if self.ignore_memory { MemoryCheck::Warn } else { MemoryCheck::Enforce },
+            memory_check: self.memory_check(),
             memory_costs: None,
         }
     }
 
     fn settings(&self, stages: u32) -> WorkerSettings {
         WorkerSettings {
-            threads: self.threads.unwrap_or_else(|| default_threads(stages)),
+            threads: self.threads,
             micro_batches: self.micro_batches.unwrap_or(stages),
             queue_limit: self.queue,
             encoding: match self.encoding {
@@ -129,6 +164,7 @@ impl ServeArgs {
 
 /// Serves until Ctrl-C.
 pub(crate) fn run(args: ServeArgs, globals: &Globals) -> Result<()> {
+    args.check()?;
     // HTTP, gRPC to local workers, supervision: little work that must never wait for each other.
     let threads = std::thread::available_parallelism().map_or(2, NonZero::get).clamp(2, 4);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build();

@@ -76,6 +76,9 @@ struct StageEntry {
     stage: u32,
     layers: LayerRange,
     gpu_layers: u32,
+    /// Which node runs it; none where this process does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    node: Option<String>,
     threads: u32,
     pid: u32,
     /// By llama.cpp's own account of what it allocated.
@@ -91,14 +94,15 @@ struct StageEntry {
 }
 
 impl StageEntry {
-    fn new(report: &StageReport, predicted: StageMemory, threads: u32) -> Self {
+    fn new(report: &StageReport, predicted: StageMemory) -> Self {
         let estimated_bytes = report.estimated.total();
         let difference = report.resident.mib() - estimated_bytes.mib();
         Self {
             stage: report.stage.0,
             layers: report.layers,
             gpu_layers: report.gpu_layers,
-            threads,
+            node: report.node.as_ref().map(|node| node.0.clone()),
+            threads: report.threads,
             pid: report.pid,
             estimated: report.estimated,
             estimated_bytes,
@@ -123,7 +127,6 @@ pub(super) enum Audience {
 pub(super) struct Reporter<'a> {
     facts: &'a Facts,
     audience: Audience,
-    threads: u32,
     serves: Serves,
 }
 
@@ -135,8 +138,8 @@ enum Serves {
 }
 
 impl<'a> Reporter<'a> {
-    pub(super) fn new(facts: &'a Facts, audience: Audience, threads: u32) -> Self {
-        Self { facts, audience, threads, serves: Serves::NotYet }
+    pub(super) fn new(facts: &'a Facts, audience: Audience) -> Self {
+        Self { facts, audience, serves: Serves::NotYet }
     }
 
     /// The API listens and says that it is not ready.
@@ -168,8 +171,7 @@ impl<'a> Reporter<'a> {
         self.serves = Serves::Now;
         let facts = self.facts;
         let zipped = reports.iter().zip(&facts.predicted);
-        let stages: Vec<_> =
-            zipped.map(|(report, &memory)| StageEntry::new(report, memory, self.threads)).collect();
+        let stages: Vec<_> = zipped.map(|(report, &memory)| StageEntry::new(report, memory)).collect();
         let Facts { url, model, architecture, slots, n_ctx, n_layer, .. } = facts;
         if self.audience == Audience::Programs {
             let (n_layer, slots, n_ctx) = (*n_layer, *slots, *n_ctx);
@@ -207,6 +209,7 @@ fn table(stages: &[StageEntry]) -> String {
     table.load_preset(presets::UTF8_BORDERS_ONLY);
     table.set_header([
         "stage",
+        "node",
         "layers",
         "on GPU",
         "threads",
@@ -222,6 +225,7 @@ fn table(stages: &[StageEntry]) -> String {
         let StageMemory { weights, cache, compute, runtime } = stage.estimated;
         table.add_row([
             stage.stage.to_string(),
+            stage.node.clone().unwrap_or_else(|| "here".to_owned()),
             stage.layers.to_string(),
             stage.gpu_layers.to_string(),
             stage.threads.to_string(),
@@ -242,7 +246,7 @@ fn table(stages: &[StageEntry]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use cluster::StageIndex;
+    use cluster::{NodeId, StageIndex};
 
     use super::*;
 
@@ -252,7 +256,9 @@ mod tests {
             stage: StageIndex(1),
             layers: LayerRange::new(10, 20).unwrap(),
             gpu_layers: 0,
+            node: Some(NodeId("desk".into())),
             pid: 1,
+            threads: 2,
             estimated: StageMemory {
                 weights: Bytes::from_mib(70),
                 cache: Bytes::from_mib(20),
@@ -261,8 +267,8 @@ mod tests {
             },
             resident: Bytes::from_mib(110),
         };
-        let text = table(&[StageEntry::new(&report, StageMemory::default(), 2)]);
-        for part in ["10..20", "70.0 MiB", "100.0 MiB", "110.0 MiB", "+10.0 %"] {
+        let text = table(&[StageEntry::new(&report, StageMemory::default())]);
+        for part in ["10..20", "desk", "70.0 MiB", "100.0 MiB", "110.0 MiB", "+10.0 %"] {
             assert!(text.contains(part), "{part} is missing in\n{text}");
         }
     }

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use cluster::{DeviceProfile, ReplicaState, StageObservation};
-use node::agent::{Agent, Outlook, ReplicaConfig};
-use node::{Folders, PreparedReplica, ReplicaPlan};
+use futures::future::try_join_all;
+use node::agent::{Agent, Outlook, RemoteReplica, ReplicaConfig};
+use node::{Folders, NodeClient, Observer, ReplicaPlan};
 use orchestrator::{Limits, OrchestratorConfig};
-use protocol::tls::ClusterCa;
+use protocol::tls::{ClusterCa, TlsIdentity};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -18,6 +19,7 @@ use super::ServeArgs;
 use super::profiles;
 use super::report::{Audience, Facts, Reporter};
 use crate::cli::Globals;
+use crate::commands::nodes::{connect, read_identity};
 use crate::commands::{model, stage_worker};
 use crate::interrupt::{exit_at_second_request, stop_asked};
 use crate::progress::ProgressView;
@@ -37,15 +39,16 @@ pub(super) async fn serve(args: &ServeArgs, globals: &Globals) -> Result<()> {
         .as_deref()
         .map_or(Ok(Vec::new()), |path| profiles::read(path, plan.model(), &folders))?;
     let facts = Facts::new(args.model_name.clone(), address, &plan);
-    let ca = ClusterCa::new().context("making the cluster's certificate authority")?;
+    let hosts = Hosts::find(args).await?;
     let waiting_for = "slices to be cut".to_owned();
     let (state, seen) = watch::channel(ReplicaState::Loading { progress: 0.0, waiting_for });
     let (observations, observed) = watch::channel(Vec::new());
 
     let stop = CancellationToken::new();
-    let config = orchestrator_config(args, &facts, &plan, &ca, Seen { state: seen, observations: observed })?;
+    let seen = Seen { state: seen, observations: observed };
+    let config = orchestrator_config(args, &facts, &plan, hosts.tls()?, seen)?;
     let mut http = tokio::spawn(orchestrator::serve(listener, config, stop.clone()));
-    let mut replica = Replica { args, globals, folders, ca, profiles, stop: stop.clone(), agent: None };
+    let mut replica = Replica { args, globals, folders, hosts, profiles, stop: stop.clone(), agent: None };
     let outcome = tokio::select! {
         outcome = replica.run(plan, Outlook { state, observations }, &facts) => outcome,
         ended = &mut http => match ended {
@@ -68,13 +71,41 @@ pub(super) async fn serve(args: &ServeArgs, globals: &Globals) -> Result<()> {
     outcome
 }
 
+/// Where the stages run.
+enum Hosts {
+    /// All on this one, in a cluster of their own that exists as long as they do.
+    This(Box<ClusterCa>),
+    /// Each on a node.
+    Nodes { identity: TlsIdentity, nodes: Vec<NodeClient> },
+}
+
+impl Hosts {
+    async fn find(args: &ServeArgs) -> Result<Self> {
+        let Some(identity) = args.identity.as_deref().filter(|_| !args.nodes.is_empty()) else {
+            let ca = ClusterCa::new().context("making the cluster's certificate authority")?;
+            return Ok(Self::This(Box::new(ca)));
+        };
+        let identity = read_identity(identity)?;
+        let nodes = args.nodes.iter().map(|address| connect(address, &identity));
+        let nodes = try_join_all(nodes).await.context("connecting to the nodes")?;
+        Ok(Self::Nodes { identity: identity.tls, nodes })
+    }
+
+    fn tls(&self) -> Result<TlsIdentity> {
+        match self {
+            Self::This(ca) => ca.issue("orchestrator").context("issuing the orchestrator's certificate"),
+            Self::Nodes { identity, .. } => Ok(identity.clone()),
+        }
+    }
+}
+
 /// The replica's part of a run.
 struct Replica<'a> {
     args: &'a ServeArgs,
     globals: &'a Globals,
     folders: Folders,
-    ca: ClusterCa,
-    /// Of this host's devices for the model.
+    hosts: Hosts,
+    /// Of the stages' devices for the model.
     profiles: Vec<DeviceProfile>,
     stop: CancellationToken,
     /// Kept here so that it can be shut down whatever ends the run.
@@ -86,17 +117,32 @@ impl Replica<'_> {
     async fn run(&mut self, plan: ReplicaPlan, outlook: Outlook, facts: &Facts) -> Result<()> {
         let settings = self.args.settings(plan.stages().len() as u32);
         let audience = if self.args.json { Audience::Programs } else { Audience::People };
-        let mut reporter = Reporter::new(facts, audience, settings.threads);
+        let mut reporter = Reporter::new(facts, audience);
         reporter.starting()?;
-        let prepared = self.prepare(plan).await?;
-        let config = ReplicaConfig {
-            command: stage_worker::command(self.globals)?,
-            replica: prepared,
-            settings,
-            emulations: Vec::new(),
-            profiles: self.profiles.clone(),
+        let started = match &self.hosts {
+            Hosts::This(ca) => {
+                let prepare = |plan: ReplicaPlan, folders: &Folders, observer: &mut Observer<'_>| {
+                    Ok(plan.prepare(folders, observer)?)
+                };
+                let replica = self.work(plan, prepare).await?;
+                let command = stage_worker::command(self.globals)?;
+                let (emulations, profiles) = (Vec::new(), self.profiles.clone());
+                let config = ReplicaConfig { command, replica, settings, emulations, profiles };
+                Agent::start(config, ca, outlook)?
+            }
+            Hosts::Nodes { identity, nodes } => {
+                let hash = |plan: ReplicaPlan, folders: &Folders, observer: &mut Observer<'_>| {
+                    Ok((plan.hash(folders, observer)?, plan))
+                };
+                let (model_hash, plan) = self.work(plan, hash).await?;
+                let (nodes, identity, profiles) = (nodes.clone(), identity.clone(), self.profiles.clone());
+                let memory_check = self.args.memory_check();
+                let replica =
+                    RemoteReplica { plan, model_hash, nodes, identity, memory_check, settings, profiles };
+                Agent::start_on_nodes(replica, outlook)
+            }
         };
-        let agent = self.agent.insert(Agent::start(config, &self.ca, outlook)?);
+        let agent = self.agent.insert(started);
         show_loading(agent).await?;
         let (mut state, reports) = (agent.state(), agent.reports());
         loop {
@@ -107,16 +153,21 @@ impl Replica<'_> {
         }
     }
 
-    async fn prepare(&self, plan: ReplicaPlan) -> Result<PreparedReplica> {
+    /// Does long work on a thread of its own, and shows how far it is.
+    async fn work<T: Send + 'static>(
+        &self,
+        plan: ReplicaPlan,
+        work: impl FnOnce(ReplicaPlan, &Folders, &mut Observer<'_>) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
         let (folders, stop) = (self.folders.clone(), self.stop.clone());
-        let prepared = tokio::task::spawn_blocking(move || {
+        let done = tokio::task::spawn_blocking(move || {
             let mut view = ProgressView::new();
-            plan.prepare(&folders, &mut |progress| {
+            work(plan, &folders, &mut |progress| {
                 view.show(&progress);
                 if stop.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             })
         });
-        Ok(prepared.await.context("cutting the model")??)
+        done.await.context("preparing the model")?
     }
 }
 
@@ -150,7 +201,7 @@ fn orchestrator_config(
     args: &ServeArgs,
     facts: &Facts,
     plan: &ReplicaPlan,
-    ca: &ClusterCa,
+    tls: TlsIdentity,
     seen: Seen,
 ) -> Result<OrchestratorConfig> {
     let mut limits = Limits::default();
@@ -167,7 +218,7 @@ fn orchestrator_config(
         chat_template: chat_template.transpose()?,
         replica: seen.state,
         observations: seen.observations,
-        tls: ca.issue("orchestrator").context("issuing the orchestrator's certificate")?,
+        tls,
         n_ctx: plan.load().n_ctx,
         limits,
     })

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use cluster::{Bytes, DeviceMemory, Load, ReplicaState, RequestId, StageMemory};
+use cluster::{Bytes, DeviceMemory, Load, ModelHash, ReplicaState, RequestId, StageMemory};
+use gguf::cut::CutOptions;
 use node::agent::{Agent, Outlook, ReplicaConfig, WorkerCommand, WorkerSettings};
 use node::{PreparedReplica, PreparedStage};
 use protocol::emulation::Emulation;
@@ -194,6 +195,9 @@ fn config(setup: &Setup, slots: u32, steps: u32, command: WorkerCommand) -> Resu
     Ok(ReplicaConfig {
         command,
         replica: PreparedReplica {
+            model: "emulated".to_owned(),
+            model_hash: ModelHash([0; 32]),
+            options: CutOptions::default(),
             shape: setup.shape.clone(),
             stages: stages.collect(),
             embedding: PathBuf::new(),
@@ -201,7 +205,12 @@ fn config(setup: &Setup, slots: u32, steps: u32, command: WorkerCommand) -> Resu
             prefill_chunk: PROMPT,
         },
         // One batch at a time: its rows are those that were asked for.
-        settings: WorkerSettings { threads: 1, micro_batches: 1, queue_limit: 0, encoding: RowEncoding::F32 },
+        settings: WorkerSettings {
+            threads: Some(1),
+            micro_batches: 1,
+            queue_limit: 0,
+            encoding: RowEncoding::F32,
+        },
         emulations: setup.profiles.iter().map(emulation).collect::<Result<_, _>>()?,
         profiles: Vec::new(),
     })

@@ -1,0 +1,240 @@
+//! Workers that this node runs for others. Each lives as long as the stream of orders that asked for it: when that ends,
+//! because its agent wants no more of it, has died or cannot be reached, the worker is stopped.
+
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZero;
+use std::ops::ControlFlow;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use cluster::StageMemory;
+use futures::Stream;
+use protocol::emulation::Emulation;
+use protocol::node::{StageOrder, WorkerNews};
+use protocol::tls::TlsIdentity;
+use protocol::v1;
+use protocol::v1::worker_order::Order;
+use protocol::worker::WorkerConfig;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::TaskTracker;
+use tonic::{Status, Streaming};
+
+use super::prepare::{PreparedOrder, emulate, prepare};
+use crate::agent::order::{OnHost, worker_config};
+use crate::agent::process::WorkerProcess;
+use crate::agent::{STOP_GRACE, WorkerCommand};
+use crate::folders::Folders;
+use crate::progress::{Progress, Work};
+
+/// Workers at once. A host runs a few; many more is a defect somewhere.
+const MOST_WORKERS: usize = 64;
+
+/// Within which an agent that opened a stream says what it wants.
+const ORDER_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Between two words about the same work.
+const NEWS_PERIOD: Duration = Duration::from_millis(250);
+
+/// News not yet taken by the connection. More than a worker's life has but for its preparation, of which news is dropped.
+const QUEUE: usize = 16;
+
+/// Runs workers.
+pub(super) struct WorkerHost {
+    inner: Arc<Inner>,
+    places: Arc<Semaphore>,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+struct Inner {
+    command: WorkerCommand,
+    folders: Folders,
+    /// Where workers listen: wherever the node does.
+    bind: IpAddr,
+    identity: TlsIdentity,
+    /// The device that all workers stand for instead of computing.
+    emulation: Option<Emulation>,
+}
+
+/// How a node runs workers.
+pub(super) struct WorkerHostConfig {
+    /// How they are started.
+    pub(super) command: WorkerCommand,
+    /// Where the models are.
+    pub(super) folders: Folders,
+    /// Where the node listens.
+    pub(super) bind: IpAddr,
+    /// The node's.
+    pub(super) identity: TlsIdentity,
+    /// The device that they stand for instead of computing.
+    pub(super) emulation: Option<Emulation>,
+}
+
+/// News of a worker on its way to who ordered it. Dropping it stops the worker.
+pub(crate) struct NewsStream {
+    news: mpsc::Receiver<Result<v1::WorkerEvent, Status>>,
+    _wanted: DropGuard,
+}
+
+impl Stream for NewsStream {
+    type Item = Result<v1::WorkerEvent, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.news.poll_recv(cx)
+    }
+}
+
+impl WorkerHost {
+    /// Runs none yet.
+    pub(super) fn new(config: WorkerHostConfig) -> Self {
+        let WorkerHostConfig { command, folders, bind, identity, emulation } = config;
+        Self {
+            inner: Arc::new(Inner { command, folders, bind, identity, emulation }),
+            places: Arc::new(Semaphore::new(MOST_WORKERS)),
+            tasks: TaskTracker::new(),
+            stop: CancellationToken::new(),
+        }
+    }
+
+    /// Starts what the first order asks for.
+    pub(super) async fn run(&self, mut orders: Streaming<v1::WorkerOrder>) -> Result<NewsStream, Status> {
+        let busy = |_| Status::resource_exhausted(format!("this node runs {MOST_WORKERS} workers already"));
+        let place = Arc::clone(&self.places).try_acquire_owned().map_err(busy)?;
+        let silent = |_| Status::deadline_exceeded(format!("no order for {} s", ORDER_DEADLINE.as_secs()));
+        let first = tokio::time::timeout(ORDER_DEADLINE, orders.message()).await.map_err(silent)??;
+        let Some(Order::Start(order)) = first.and_then(|order| order.order) else {
+            return Err(Status::invalid_argument("the first order must start a stage"));
+        };
+        let order = StageOrder::check(order).map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let (sender, news) = mpsc::channel(QUEUE);
+        let wanted = self.stop.child_token();
+        let run =
+            Run { host: Arc::clone(&self.inner), order, news: sender, wanted: wanted.clone(), _place: place };
+        self.tasks.spawn(run.live(orders));
+        Ok(NewsStream { news, _wanted: wanted.drop_guard() })
+    }
+
+    /// Stops all workers, and returns when they are gone: within seconds, whatever they do.
+    pub(super) async fn shutdown(&self) {
+        self.stop.cancel();
+        self.tasks.close();
+        if tokio::time::timeout(STOP_GRACE * 2, self.tasks.wait()).await.is_err() {
+            tracing::warn!("some workers did not stop in time");
+        }
+    }
+}
+
+/// One worker, from its order to its end.
+struct Run {
+    host: Arc<Inner>,
+    order: StageOrder,
+    news: mpsc::Sender<Result<v1::WorkerEvent, Status>>,
+    /// Cancelled when nobody wants the worker any more.
+    wanted: CancellationToken,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Run {
+    async fn live(self, orders: Streaming<v1::WorkerOrder>) {
+        let last = match self.work(orders).await {
+            Ok(how) => Ok(WorkerNews::Ended { how }.into()),
+            Err(status) => Err(status),
+        };
+        // Whoever ordered it may have gone.
+        let _ = self.news.send(last).await;
+    }
+
+    /// Prepares, starts and watches. How the worker ended.
+    async fn work(&self, orders: Streaming<v1::WorkerOrder>) -> Result<String, Status> {
+        let stage = self.order.stage;
+        let prepared = self.prepare().await?;
+        let predicted = prepared.predicted;
+        let config = self.config(prepared);
+        let threads = config.threads;
+        let started = tokio::select! {
+            () = self.wanted.cancelled() => return Ok("was not wanted any more".to_owned()),
+            started = WorkerProcess::start(&self.host.command, &config, &self.wanted) => started,
+        };
+        let worker = started.map_err(|error| Status::aborted(error.to_string()))?;
+        let Some(port) = NonZero::new(worker.port) else {
+            return Err(Status::internal("the worker listens at port 0"));
+        };
+        tracing::info!(stage, model = %self.order.model, layers = %self.order.layers, pid = worker.pid,
+                       "a worker was started");
+        let _ = self.news.send(Ok(WorkerNews::Listening { pid: worker.pid, port, threads }.into())).await;
+        let how = self.watch(worker, predicted, orders).await;
+        tracing::info!(stage, %how, "a worker ended");
+        Ok(how)
+    }
+
+    async fn watch(
+        &self,
+        mut worker: WorkerProcess,
+        predicted: StageMemory,
+        mut orders: Streaming<v1::WorkerOrder>,
+    ) -> String {
+        tokio::select! {
+            () = worker.ended() => {
+                let ended = worker.kill().await;
+                return ended.map_or_else(|| "ended".to_owned(), |ended| ended.explain(predicted.total()));
+            }
+            () = self.wanted.cancelled() => {}
+            // A second order, the end of orders, or of the connection: all say that it is not wanted.
+            _ = orders.message() => {}
+        }
+        worker.stop(STOP_GRACE).await;
+        "was stopped".to_owned()
+    }
+
+    async fn prepare(&self) -> Result<PreparedOrder, Status> {
+        let (order, host, wanted) = (self.order.clone(), Arc::clone(&self.host), self.wanted.clone());
+        let mut teller = Teller { news: self.news.clone(), last: None };
+        let prepared = tokio::task::spawn_blocking(move || {
+            if let Some(emulation) = &host.emulation {
+                return emulate(&order, emulation);
+            }
+            prepare(&order, &host.folders, &mut |progress| {
+                teller.tell(&progress);
+                if wanted.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            })
+        });
+        let prepared = prepared.await.map_err(|error| Status::internal(error.to_string()))?;
+        prepared.map_err(|error| {
+            tracing::warn!(stage = self.order.stage, model = %self.order.model, %error, "a stage cannot be run");
+            error.status()
+        })
+    }
+
+    fn config(&self, prepared: PreparedOrder) -> WorkerConfig {
+        let host = OnHost {
+            slice: prepared.slice,
+            embedding: prepared.embedding,
+            listen: SocketAddr::new(self.host.bind, 0),
+            tls: self.host.identity.clone(),
+            emulation: self.host.emulation.clone(),
+        };
+        worker_config(&self.order, &prepared.shape, host)
+    }
+}
+
+/// Tells of work now and then.
+struct Teller {
+    news: mpsc::Sender<Result<v1::WorkerEvent, Status>>,
+    last: Option<(Work, Instant)>,
+}
+
+impl Teller {
+    fn tell(&mut self, progress: &Progress) {
+        if self.last.is_some_and(|(work, at)| work == progress.work && at.elapsed() < NEWS_PERIOD) {
+            return;
+        }
+        self.last = Some((progress.work, Instant::now()));
+        let Progress { work, done, total } = *progress;
+        let news = WorkerNews::Preparing { work: work.to_string(), done, total };
+        // If the connection is slow, the next word will do.
+        let _ = self.news.try_send(Ok(news.into()));
+    }
+}

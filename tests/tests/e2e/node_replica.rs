@@ -1,0 +1,146 @@
+//! A replica whose stages run on nodes: its text, and what happens when workers, nodes or the server go.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use reqwest::StatusCode;
+use serde_json::json;
+use tests::chat::{EventStream, chat_text, greedy};
+use tests::models::{SMOLLM2, model_path};
+use tests::node::{Node, Trust};
+use tests::process::{eventually, is_alive, shoal_binary, signal};
+use tests::reference::Reference;
+use tests::server::{READY_DEADLINE, Server};
+
+const SOON: Duration = Duration::from_secs(20);
+
+/// Two nodes, and the arguments with which `shoal serve` uses them.
+struct Pair {
+    trust: Trust,
+    a: Node,
+    b: Node,
+    args: Vec<String>,
+}
+
+impl Pair {
+    async fn start() -> Self {
+        let trust = Trust::found().unwrap();
+        let me = trust.issue("me").unwrap();
+        let a = Node::start(&trust.issue("a").unwrap(), &[]).await.unwrap();
+        let b = Node::start(&trust.issue("b").unwrap(), &[]).await.unwrap();
+        let args = ["--slots", "2", "--ctx", "512", "--threads", "1", "--identity", me.to_str().unwrap()];
+        let nodes = format!("{},{}", a.address(), b.address());
+        let args = args.iter().chain(&["--node", &nodes]).map(ToString::to_string).collect();
+        Self { trust, a, b, args }
+    }
+
+    fn args(&self) -> Vec<&str> {
+        self.args.iter().map(String::as_str).collect()
+    }
+}
+
+async fn gone(pids: &[u32]) {
+    let all_gone = async || pids.iter().all(|&pid| !is_alive(pid)).then_some(());
+    eventually("the workers' end", SOON, all_gone).await.unwrap();
+}
+
+#[tokio::test]
+async fn two_nodes_give_the_whole_models_text_and_stop_their_workers_with_the_server() {
+    let mut reference = Reference::load(&model_path(SMOLLM2).unwrap()).unwrap();
+    let mut pair = Pair::start().await;
+    let mut server = Server::start("SmolLM2", &pair.args()).await.unwrap();
+    assert!(server.workers().is_empty(), "a stage runs beside the server");
+    for prompt in ["The capital of France is", "def fibonacci(n):", "Le chat est sur la"] {
+        let body = json!({ "prompt": prompt, "temperature": 0, "max_tokens": 32 });
+        let stream = EventStream::open(&server, "/v1/completions", body).await.unwrap();
+        assert_eq!(stream.text().await.unwrap().0, reference.greedy_text(prompt, 32).unwrap(), "{prompt:?}");
+    }
+    let workers = [pair.a.workers(), pair.b.workers()].concat();
+    assert_eq!(workers.len(), 2, "one stage on each");
+    assert!(server.interrupt(SOON).await.unwrap().success());
+    gone(&workers).await;
+
+    // A server that dies without a word is missed by its nodes, and a node that stops takes its workers along.
+    let mut server = Server::start("SmolLM2", &pair.args()).await.unwrap();
+    let of_a = pair.a.workers();
+    signal(server.pid(), "KILL").unwrap();
+    server.wait_exit(SOON).await.unwrap();
+    gone(&[of_a, pair.b.workers()].concat()).await;
+    let server = Server::start("SmolLM2", &pair.args()).await.unwrap();
+    let of_b = pair.b.workers();
+    assert!(pair.b.interrupt(SOON).await.unwrap().success());
+    gone(&of_b).await;
+    drop(server);
+}
+
+#[tokio::test]
+async fn a_worker_is_replaced_and_a_node_that_went_away_is_used_again_when_it_is_back() {
+    let mut pair = Pair::start().await;
+    let mut server = Server::start("SmolLM2", &pair.args()).await.unwrap();
+    let before = chat_text(&server, "Say hello.", 12).await.unwrap();
+
+    let mut stream = EventStream::open(&server, "/v1/chat/completions", {
+        let mut body = greedy("Count from one to one thousand in words.", 400);
+        body["ignore_eos"] = true.into();
+        body
+    })
+    .await
+    .unwrap();
+    stream.next_json().await.unwrap().unwrap();
+    signal(pair.b.workers()[0], "KILL").unwrap();
+    let mut last = None;
+    while let Some(event) = stream.next_json().await.unwrap() {
+        last = Some(event);
+    }
+    assert!(!last.unwrap()["error"].is_null(), "the stream ends with an error event");
+    server.wait_ready(READY_DEADLINE).await.unwrap();
+    assert_eq!(chat_text(&server, "Say hello.", 12).await.unwrap(), before);
+
+    // Field case 4: the node comes back as the same node, at the same address.
+    let (pid, address) = (pair.b.pid(), pair.b.address());
+    let workers = pair.b.workers();
+    signal(pid, "KILL").unwrap();
+    let reason = eventually("/ready to say that the node is away", SOON, async || {
+        let (status, body) = server.ready().await.ok()?;
+        let told = status == StatusCode::SERVICE_UNAVAILABLE && body.to_string().contains("stage 1");
+        told.then(|| body.to_string())
+    });
+    assert!(reason.await.unwrap().contains("stage 1"));
+    gone(&workers).await;
+    let identity = pair.trust.folder().join("b.json");
+    pair.b = node_at(&address, &identity).await;
+    server.wait_ready(READY_DEADLINE).await.unwrap();
+    assert_eq!(chat_text(&server, "Say hello.", 12).await.unwrap(), before);
+}
+
+async fn node_at(address: &str, identity: &Path) -> Node {
+    let mut command = Command::new(shoal_binary().unwrap());
+    command.args(["node", "--bind", address]);
+    Node::run(command, identity, &[]).await.unwrap()
+}
+
+#[tokio::test]
+async fn nodes_that_cannot_serve_say_why() {
+    let pair = Pair::start().await;
+    let empty = pair.trust.folder().join("no-models");
+    std::fs::create_dir(&empty).unwrap();
+    let bare =
+        Node::start(&pair.trust.issue("bare").unwrap(), &["--models-dir", empty.to_str().unwrap()]).await;
+    let bare = bare.unwrap();
+    let identity = pair.trust.folder().join("me.json");
+    let refused = async |args: &[&str]| {
+        let args = [&["--identity", identity.to_str().unwrap()], args].concat();
+        let mut server = Server::launch("SmolLM2", &args).unwrap();
+        let status = server.wait_exit(READY_DEADLINE).await.unwrap();
+        (status.code().unwrap(), server.log())
+    };
+    let nodes = format!("{},{}", pair.a.address(), bare.address());
+    let (code, log) = refused(&["--node", &nodes]).await;
+    assert!(code == 1 && log.contains("stage 1") && log.contains("no copy of the model"), "{log}");
+    let (code, log) = refused(&["--node", &pair.a.address(), "--cuts", "10,20"]).await;
+    assert!(code == 2 && log.contains("3 stages"), "{log}");
+    let (code, log) = refused(&["--node", "127.0.0.1:1"]).await;
+    assert!(code == 1 && log.contains("127.0.0.1:1"), "{log}");
+    drop(pair.b);
+}
