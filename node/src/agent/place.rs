@@ -57,7 +57,7 @@ impl Lost {
 
 /// A worker that listens.
 pub(super) enum Worker {
-    Here(WorkerProcess),
+    Here(Box<WorkerProcess>),
     There(Box<RemoteWorker>),
 }
 
@@ -67,7 +67,7 @@ impl Place {
         match self {
             Self::Here { command, config } => WorkerProcess::start(command, config, stopping)
                 .await
-                .map(Worker::Here)
+                .map(|worker| Worker::Here(Box::new(worker)))
                 .map_err(|error| Lost::crash(error.to_string())),
             Self::There { node, order } => {
                 RemoteWorker::start(node, order).await.map(|worker| Worker::There(Box::new(worker)))
