@@ -33,6 +33,6 @@ pub use embedding::{EMBEDDING_ARCHITECTURE, EMBEDDING_SCALE_KEY, EmbeddingTable}
 pub use error::{Error, RowsError};
 pub use grammar::*;
 pub use memory::{MemoryBreakdown, MemoryPlace, MemoryUse};
-pub use model::{Content, ExtraBuffers, LoadProgress, MemoryMap, Model, ModelParams};
+pub use model::{Content, ExtraBuffers, Gpus, LoadProgress, MemoryMap, Model, ModelParams};
 pub use sampler::*;
 pub use vocab::{AddSpecial, Special, Token, Vocab};

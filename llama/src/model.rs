@@ -14,7 +14,7 @@ use std::sync::Arc;
 use llama_sys as sys;
 
 use crate::backend::{init_logging, with_errors};
-use crate::{DeviceKind, Error, Vocab, devices};
+use crate::{Device, DeviceKind, Error, Vocab, devices};
 
 /// How weights come from the file into memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -47,6 +47,16 @@ pub enum Content {
     VocabularyOnly,
 }
 
+/// Which GPUs blocks are put on.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Gpus {
+    /// All that llama.cpp finds, by the memory they have free.
+    #[default]
+    All,
+    /// The one of this name, as [`devices`](crate::devices) has it.
+    Only(String),
+}
+
 /// Told how much is loaded, from 0 to 1; `Break` stops.
 pub type LoadProgress = Box<dyn FnMut(f32) -> ControlFlow<()>>;
 
@@ -55,6 +65,8 @@ pub type LoadProgress = Box<dyn FnMut(f32) -> ControlFlow<()>>;
 pub struct ModelParams {
     /// Blocks kept on GPUs: the last ones of the model, and the head with them. With 0 no GPU is touched at all.
     pub gpu_layers: u32,
+    /// On which GPUs.
+    pub gpus: Gpus,
     /// How weights are brought into memory.
     pub memory_map: MemoryMap,
     /// Whether weights may be repacked.
@@ -76,6 +88,7 @@ impl fmt::Debug for ModelParams {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ModelParams")
             .field("gpu_layers", &self.gpu_layers)
+            .field("gpus", &self.gpus)
             .field("memory_map", &self.memory_map)
             .field("extra_buffers", &self.extra_buffers)
             .field("content", &self.content)
@@ -125,12 +138,17 @@ impl Model {
         let c_path = c_path(path).ok_or_else(|| fail("llama.cpp cannot open a path like that".to_owned()))?;
         check_gpu(params.gpu_layers).map_err(fail)?;
         let mut progress = Progress { callback: params.progress, stopped: false, panic: None };
-        let mut no_devices = [std::ptr::null_mut()];
+        // Ended by a null pointer: an empty list, or one GPU.
+        let mut devices = [std::ptr::null_mut(), std::ptr::null_mut()];
         let mut c_params = c_params(params.content, params.memory_map, params.extra_buffers);
         if params.gpu_layers == 0 {
             // An empty list, not none: with none llama.cpp starts every GPU it finds, even if it then puts nothing on it.
-            c_params.devices = no_devices.as_mut_ptr();
+            c_params.devices = devices.as_mut_ptr();
         } else {
+            if let Gpus::Only(name) = &params.gpus {
+                devices[0] = gpu(name).ok_or_else(|| fail(format!("there is no GPU called {name:?}")))?;
+                c_params.devices = devices.as_mut_ptr();
+            }
             // llama.cpp counts the head as the layer after the last block (llama-model.cpp, `i_gpu_start`).
             c_params.n_gpu_layers = i32::try_from(params.gpu_layers).unwrap_or(i32::MAX - 1) + 1;
         }
@@ -254,14 +272,26 @@ impl Model {
 
 /// llama.cpp would put the blocks on the CPU, and say nothing.
 fn check_gpu(gpu_layers: u32) -> Result<(), String> {
-    let is_gpu = |kind| matches!(kind, DeviceKind::Gpu | DeviceKind::IntegratedGpu);
-    if gpu_layers == 0 || devices().iter().any(|device| is_gpu(device.kind)) {
+    if gpu_layers == 0 || devices().iter().any(is_gpu) {
         return Ok(());
     }
     Err(format!(
         "{gpu_layers} blocks are to go to a GPU, but this build finds none: is it built with the GPU's backend (cuda, \
          vulkan), and the driver installed?"
     ))
+}
+
+fn is_gpu(device: &Device) -> bool {
+    matches!(device.kind, DeviceKind::Gpu | DeviceKind::IntegratedGpu)
+}
+
+/// The GPU of this name, which is no null pointer.
+fn gpu(name: &str) -> Option<sys::ggml_backend_dev_t> {
+    devices().iter().find(|device| device.name == name && is_gpu(device))?;
+    let name = CString::new(name).ok()?;
+    // SAFETY: reads the registry, which `devices` has filled; the name ends in NUL (ggml-backend-reg.cpp).
+    let device = unsafe { sys::ggml_backend_dev_by_name(name.as_ptr()) };
+    (!device.is_null()).then_some(device)
 }
 
 fn c_params(content: Content, memory_map: MemoryMap, extra_buffers: ExtraBuffers) -> sys::llama_model_params {

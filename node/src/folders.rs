@@ -39,6 +39,11 @@ impl Folders {
         self.cache.join("slices")
     }
 
+    /// Where profiles are kept.
+    pub fn profiles(&self) -> PathBuf {
+        self.cache.join("profiles")
+    }
+
     /// Where the hashes of models are remembered.
     pub fn model_hashes(&self) -> PathBuf {
         self.cache.join("model-hashes.json")

@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use protocol::v1;
 use protocol::v1::generate_event::Event;
@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::app::{Admission, App};
 use crate::metrics::{GenerationEnd, Metrics, TokenClock};
 use crate::model::{Control, TextModel};
-use crate::openai::{ApiError, Candidate, Timings, TokenLogprob, Usage};
+use crate::openai::{ApiError, Candidate, Spent, Timings, TokenLogprob, Usage};
 use crate::replica::TokenStream;
 use crate::text::{self, TextStream};
 
@@ -184,8 +184,7 @@ impl Generation {
         self.tokens = None;
         let Journal { prompt, cached, generated, .. } = self.journal;
         let usage = Usage::new(prompt, cached, generated);
-        let (prefill_ms, decode_ms) = self.journal.elapsed_ms();
-        let timings = Timings::new(usage, prefill_ms, decode_ms);
+        let timings = Timings::new(usage, self.journal.spent());
         self.last(last, Outcome { end: End::Stopped, usage, timings })
     }
 
@@ -198,7 +197,10 @@ impl Generation {
         };
         let Journal { prompt, cached, .. } = self.journal;
         let usage = Usage::new(prompt, cached, finished.generated_tokens);
-        let timings = Timings::new(usage, finished.prefill_ms, finished.decode_ms);
+        // The master's clock is nearer to the work; when the request began to wait, it does not tell.
+        let Spent { queue, .. } = self.journal.spent();
+        let spent = Spent { queue, prefill: finished.prefill_ms, decode: finished.decode_ms };
+        let timings = Timings::new(usage, spent);
         self.last(rest.into(), Outcome { end, usage, timings })
     }
 
@@ -243,11 +245,12 @@ impl Journal {
         self.clock.tick(&self.metrics);
     }
 
-    /// Prefill and decode, as seen from here.
-    fn elapsed_ms(&self) -> (f64, f64) {
+    /// As seen from here.
+    fn spent(&self) -> Spent {
         let started = self.started.unwrap_or(self.sent);
         let first = self.first_token.unwrap_or(started);
-        ((first - started).as_secs_f64() * 1e3, first.elapsed().as_secs_f64() * 1e3)
+        let ms = |time: Duration| time.as_secs_f64() * 1e3;
+        Spent { queue: ms(started - self.sent), prefill: ms(first - started), decode: ms(first.elapsed()) }
     }
 
     fn close(&mut self, outcome: &Outcome) {

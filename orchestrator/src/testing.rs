@@ -10,7 +10,7 @@ use protocol::tls::TlsIdentity;
 use protocol::v1;
 use protocol::v1::engine_server::{Engine, EngineServer};
 use protocol::v1::generate_event::Event;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::{Request, Response, Status};
@@ -28,6 +28,8 @@ pub(crate) fn smollm2() -> PathBuf {
 /// A master that hands its calls to the test.
 pub(crate) struct Master {
     pub(crate) address: SocketAddr,
+    /// What it says of its engine; while there is nothing, it does not answer.
+    pub(crate) engine: watch::Sender<Option<v1::EngineStatusReply>>,
     calls: mpsc::Receiver<Call>,
     _server: AbortOnDropHandle<()>,
 }
@@ -48,10 +50,11 @@ impl Master {
         let incoming = TlsIncoming::bind(([127, 0, 0, 1], 0).into(), identity).await.unwrap();
         let address = incoming.local_addr();
         let (sender, calls) = mpsc::channel(8);
-        let router =
-            server(FrameSizes::for_rows(1, 1)).add_service(EngineServer::new(Switchboard { calls: sender }));
+        let (engine, said) = watch::channel(None);
+        let switchboard = Switchboard { calls: sender, engine: said };
+        let router = server(FrameSizes::for_rows(1, 1)).add_service(EngineServer::new(switchboard));
         let serving = tokio::spawn(async move { router.serve_with_incoming(incoming).await.unwrap() });
-        Self { address, calls, _server: AbortOnDropHandle::new(serving) }
+        Self { address, engine, calls, _server: AbortOnDropHandle::new(serving) }
     }
 
     /// The next request.
@@ -122,6 +125,7 @@ impl Accepted {
 
 struct Switchboard {
     calls: mpsc::Sender<Call>,
+    engine: watch::Receiver<Option<v1::EngineStatusReply>>,
 }
 
 #[tonic::async_trait]
@@ -143,6 +147,8 @@ impl Engine for Switchboard {
         &self,
         _: Request<v1::EngineStatusRequest>,
     ) -> Result<Response<v1::EngineStatusReply>, Status> {
-        Err(Status::unimplemented("nobody asks in these tests"))
+        let mut engine = self.engine.clone();
+        let said = engine.wait_for(Option::is_some).await.map(|said| *said);
+        said.ok().flatten().map(Response::new).ok_or_else(|| Status::unavailable("the test is over"))
     }
 }

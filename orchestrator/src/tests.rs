@@ -1,8 +1,12 @@
 //! The whole server over TCP, with a real vocabulary and a master whose every word the test chooses.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use cluster::{Epoch, ReplicaState};
+use cluster::{
+    Bytes, Correction, Epoch, Millis, ObservedSteps, Phase, ReplicaState, StageIndex, StageObservation,
+    StepBucket, StepTotals, Tally,
+};
 use futures::StreamExt;
 use protocol::tls::{ClusterCa, TlsIdentity};
 use protocol::v1::generate_event::Event;
@@ -29,6 +33,7 @@ struct Bench {
     identity: TlsIdentity,
     master: Master,
     agent: watch::Sender<ReplicaState>,
+    stages: watch::Sender<Vec<StageObservation>>,
     shutdown: CancellationToken,
     server: JoinHandle<Result<(), ServeError>>,
     /// To make tokens of text.
@@ -41,6 +46,7 @@ impl Bench {
         let master = Master::start(&identity).await;
         let (agent, replica) =
             watch::channel(ReplicaState::Ready { master: master.address, epoch: Epoch(1) });
+        let (stages, observations) = watch::channel(Vec::new());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let config = OrchestratorConfig {
@@ -49,7 +55,7 @@ impl Bench {
             model_path: smollm2(),
             chat_template: None,
             replica,
-            observations: watch::channel(Vec::new()).1,
+            observations,
             tls: identity.clone(),
             n_ctx: N_CTX,
             limits: Limits { drain: Duration::from_millis(100), ..Limits::default() },
@@ -58,7 +64,7 @@ impl Bench {
         let server = tokio::spawn(serve(listener, config, shutdown.clone()));
         let model = TextModel::load(&smollm2(), None).unwrap();
         let client = reqwest::Client::new();
-        let bench = Self { url, client, identity, master, agent, shutdown, server, model };
+        let bench = Self { url, client, identity, master, agent, stages, shutdown, server, model };
         let ready = async {
             while bench.get("/ready").await.0 != StatusCode::OK {
                 tokio::task::yield_now().await;
@@ -142,6 +148,7 @@ async fn a_streamed_chat_has_openais_chunks_from_role_to_done() {
     assert_eq!(last["usage"]["prompt_tokens"], prompt_tokens);
     assert_eq!(last["usage"]["prompt_tokens_details"]["cached_tokens"], 3);
     assert_eq!(last["timings"]["predicted_ms"], 20.0);
+    assert!(last["timings"]["queue_ms"].as_f64().unwrap() > 0.0);
     assert!(events[1]["usage"].is_null() && events[1].get("usage").is_some());
 }
 
@@ -487,4 +494,132 @@ async fn a_model_that_is_no_model_ends_the_server_with_its_name() {
     let ended = tokio::time::timeout(DEADLINE, serve(listener, config, CancellationToken::new())).await;
     let error = ended.expect("the server ends").unwrap_err();
     assert!(error.to_string().contains("no/such/model.gguf"), "{error}");
+}
+
+/// The samples of a scrape by name and labels, of a text that is checked against OpenMetrics' grammar on the way: every sample
+/// follows the type of its family, families do not interleave, and the text has an end.
+async fn scrape(bench: &Bench) -> BTreeMap<String, f64> {
+    let reply = bench.client.get(format!("{}/metrics", bench.url)).send().await.unwrap();
+    assert_eq!(reply.status(), StatusCode::OK);
+    let media_type = reply.headers()["content-type"].to_str().unwrap();
+    assert!(media_type.starts_with("application/openmetrics-text; version=1.0.0"), "{media_type}");
+    let text = reply.text().await.unwrap();
+    let body = text.strip_suffix("# EOF\n").expect("the text has an end");
+    let (mut samples, mut families, mut family) = (BTreeMap::new(), BTreeSet::new(), String::new());
+    for line in body.lines() {
+        if let Some(declared) = line.strip_prefix("# TYPE ") {
+            family = declared.split(' ').next().unwrap().to_owned();
+            assert!(families.insert(family.clone()), "{family} is told twice");
+        } else if !line.starts_with("# ") {
+            let (key, value) = line.rsplit_once(' ').expect("a sample has a value");
+            let name = key.split('{').next().unwrap();
+            assert!(name.starts_with("shoal_") && name.starts_with(&family), "{line} in {family}");
+            assert!(key.len() == name.len() || key.ends_with("\"}"), "{line}");
+            assert!(samples.insert(key.to_owned(), value.parse().unwrap()).is_none(), "{key} is told twice");
+        }
+    }
+    samples
+}
+
+#[tokio::test]
+async fn metrics_count_requests_tokens_and_times_and_tell_nothing_of_prompts() {
+    let mut bench = Bench::start().await;
+    let before = scrape(&bench).await;
+    assert_eq!(before["shoal_ready"], 1.0);
+    let reply = bench.send(CHAT, stream(json!({})));
+    let accepted = bench.master.call().await.accept();
+    accepted.start(3).await;
+    accepted.tokens(&bench.tokens("Hello there, friend")).await;
+    let answer = bench.tokens("Hello there, friend").len();
+    accepted.finish(FinishReason::Stop, answer as u32).await;
+    events(reply.await.unwrap()).await;
+    let refused = bench.send(CHAT, json!({ "messages": "no list" })).await.unwrap();
+    assert_eq!(refused.status(), StatusCode::BAD_REQUEST);
+    bench.client.get(format!("{}/secret-path", bench.url)).send().await.unwrap();
+    let after = scrape(&bench).await;
+    for (key, value) in [
+        (r#"shoal_http_requests_total{route="/v1/chat/completions",status="200"}"#, 1.0),
+        (r#"shoal_http_requests_total{route="/v1/chat/completions",status="400"}"#, 1.0),
+        (r#"shoal_http_requests_total{route="none",status="404"}"#, 1.0),
+        (r#"shoal_generations_total{end="stop"}"#, 1.0),
+        ("shoal_generated_tokens_total", answer as f64),
+        ("shoal_cached_prompt_tokens_total", 3.0),
+        ("shoal_time_to_first_token_seconds_count", 1.0),
+        ("shoal_inter_token_seconds_count", answer as f64 - 1.0),
+        ("shoal_open_requests", 0.0),
+    ] {
+        assert_eq!(after.get(key), Some(&value), "{key}: {after:#?}");
+    }
+    assert!(after["shoal_prompt_tokens_total"] > 10.0);
+    let told = format!("{after:?}");
+    assert!(!told.contains("secret") && !told.contains("hello"), "{told}");
+}
+
+#[tokio::test]
+async fn metrics_tell_how_generations_ended_that_did_not_end_well() {
+    let mut bench = Bench::start().await;
+    let refused = bench.send(CHAT, chat(json!({})));
+    bench.master.call().await.refuse(Status::resource_exhausted("64 wait"));
+    assert_eq!(refused.await.unwrap().status(), StatusCode::SERVICE_UNAVAILABLE);
+    let left = bench.send(CHAT, stream(json!({})));
+    let accepted = bench.master.call().await.accept();
+    accepted.start(0).await;
+    accepted.token(bench.tokens("a")[0]).await;
+    drop(left.await.unwrap());
+    accepted.cancelled().await;
+    let counted = async {
+        loop {
+            let samples = scrape(&bench).await;
+            if samples.contains_key(r#"shoal_generations_total{end="cancelled"}"#) {
+                return samples;
+            }
+        }
+    };
+    let samples = tokio::time::timeout(DEADLINE, counted).await.unwrap();
+    assert_eq!(samples[r#"shoal_generations_total{end="failed"}"#], 1.0);
+    assert_eq!(samples[r#"shoal_generations_total{end="cancelled"}"#], 1.0);
+}
+
+#[tokio::test]
+async fn a_scrape_has_the_engines_and_the_stages_numbers_and_does_not_wait_for_a_master_that_is_silent() {
+    let bench = Bench::start().await;
+    assert!(!scrape(&bench).await.contains_key("shoal_slots"), "the master does not answer");
+    bench.master.engine.send_replace(Some(v1::EngineStatusReply {
+        slots: 4,
+        active: 3,
+        queued: 2,
+        queue_limit: 64,
+        ..Default::default()
+    }));
+    let totals = StepTotals { steps: 100, rows: 300, time: Millis(500.0), ..Default::default() };
+    let bucket = StepBucket::of(Phase::Decode, 3, 0);
+    let mut correction = Correction::default();
+    correction.observe(bucket, totals, Millis(4.0));
+    let stage = |index, round_trips| StageObservation {
+        resident: Bytes(1 << 20),
+        steps: vec![ObservedSteps { bucket, totals, predicted: Some(Millis(400.0)) }],
+        visits: Tally { count: 100, time: Millis(600.0) },
+        round_trips,
+        correction: correction.clone(),
+        ..StageObservation::none(StageIndex(index))
+    };
+    let round_trips = Tally { count: 100, time: Millis(1300.0) };
+    bench.stages.send_replace(vec![stage(0, Tally::default()), stage(1, round_trips)]);
+    let samples = scrape(&bench).await;
+    let labels = r#"stage="1",phase="decode",rows="3-4",depth="0-1024""#;
+    for (key, value) in [
+        ("shoal_slots".to_owned(), 4.0),
+        ("shoal_active_slots".to_owned(), 3.0),
+        ("shoal_queued_requests".to_owned(), 2.0),
+        (format!("shoal_stage_steps_total{{{labels}}}"), 100.0),
+        (format!("shoal_stage_compute_seconds_total{{{labels}}}"), 0.5),
+        (format!("shoal_stage_predicted_compute_seconds_total{{{labels}}}"), 0.4),
+        (r#"shoal_stage_resident_memory_bytes{stage="0"}"#.to_owned(), 1048576.0),
+        ("shoal_round_trips_total".to_owned(), 100.0),
+    ] {
+        assert_eq!(samples.get(&key), Some(&value), "{key}: {samples:#?}");
+    }
+    assert!((samples["shoal_step_hops_seconds"] - 0.001).abs() < 1e-9);
+    let ratio = samples[r#"shoal_stage_correction_ratio{stage="0",phase="decode",rows="3-4"}"#];
+    assert!(ratio > 1.0 && ratio < 1.25, "{ratio}");
 }

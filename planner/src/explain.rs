@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use cluster::{DeviceId, DeviceProfile, NodeId, Plan};
+use cluster::{DeviceId, DeviceProfile, NodeId, Plan, Role};
 
 use crate::problem::Problem;
 use crate::search::Method;
@@ -22,6 +22,8 @@ pub enum Phase {
     Prefill,
     /// Generation.
     Decode,
+    /// Both together, on replicas that share their time between them.
+    Both,
 }
 
 /// A change that was tried.
@@ -105,14 +107,27 @@ fn gain(before: f64, after: f64) -> f64 {
     if before > 0.0 { (before - after) / before } else { 0.0 }
 }
 
+/// Which phase is slower than requests come, if replicas that do both divide their time as is best.
 fn bottleneck(problem: &Problem, plan: &Plan) -> Phase {
     let workload = &problem.workload;
-    let interval = workload.mean_interval().0 / 1e3;
-    let prefill = workload.mean_prompt() / plan.prefill_rate().0;
-    let decode = workload.mean_output() / plan.decode_rate().0;
-    if prefill.max(decode) <= interval {
+    // Requests per second, of replicas that do one and of replicas that do both.
+    let (mut apart, mut shared) = ([0.0; 2], [0.0; 2]);
+    for replica in &plan.replicas {
+        let rates = if replica.role == Role::Mixed { &mut shared } else { &mut apart };
+        rates[0] += replica.prefill_rate.0 / workload.mean_prompt();
+        rates[1] += replica.decode_rate.0 / workload.mean_output();
+    }
+    let ([prefill, decode], [also_prefill, also_decode]) = (apart, shared);
+    let sum = also_prefill + also_decode;
+    let share = if sum > 0.0 { (decode + also_decode - prefill) / sum } else { 0.0 };
+    let share = share.clamp(0.0, 1.0);
+    let (prefill, decode) = (prefill + share * also_prefill, decode + (1.0 - share) * also_decode);
+    let enough = 1e3 / workload.mean_interval().0;
+    if prefill.min(decode) >= enough {
         Phase::Neither
-    } else if prefill > decode {
+    } else if share > 0.0 && share < 1.0 {
+        Phase::Both
+    } else if prefill < decode {
         Phase::Prefill
     } else {
         Phase::Decode
@@ -194,4 +209,47 @@ fn with_copy(problem: &Problem, index: usize) -> Problem {
     more.links.measured.extend(copies);
     more.devices.push(device);
     more
+}
+
+#[cfg(test)]
+mod tests {
+    use cluster::{Arrivals, Limit, Millis, Prediction, ReplicaPlan, TokensPerSecond};
+
+    use super::*;
+    use crate::exactness::common::{self, Shape};
+
+    #[test]
+    fn the_slower_phase_is_found_even_where_replicas_do_both() {
+        let mut problem = common::problem(Shape::of(1), 1);
+        problem.workload.prompt.mean = 100.0;
+        problem.workload.output.mean = 10.0;
+        let replica = |role, prompts_per_second: f64, answers_per_second: f64| ReplicaPlan {
+            role,
+            stages: Vec::new(),
+            slots: 1,
+            prefill_rate: TokensPerSecond(prompts_per_second * 100.0),
+            decode_rate: TokensPerSecond(answers_per_second * 10.0),
+            tpot: Millis(0.0),
+            limit: Limit::Memory,
+        };
+        let cases = [
+            (vec![replica(Role::Prefill, 2.0, 0.0), replica(Role::Decode, 0.0, 2.0)], Phase::Neither),
+            (vec![replica(Role::Prefill, 2.0, 0.0), replica(Role::Decode, 0.0, 0.5)], Phase::Decode),
+            (vec![replica(Role::Prefill, 0.5, 0.0), replica(Role::Decode, 0.0, 2.0)], Phase::Prefill),
+            // A third of its time for prompts, the rest for answers: 0.67 of each per second.
+            (vec![replica(Role::Mixed, 2.0, 1.0)], Phase::Both),
+            (vec![replica(Role::Mixed, 3.0, 1.6)], Phase::Neither),
+            (vec![replica(Role::Prefill, 2.0, 0.0), replica(Role::Mixed, 2.0, 0.9)], Phase::Decode),
+        ];
+        problem.workload.arrivals = Arrivals::Every(Millis(1000.0));
+        for (replicas, expected) in cases {
+            let plan = Plan {
+                objective: String::new(),
+                replicas,
+                idle: Vec::new(),
+                prediction: Prediction::default(),
+            };
+            assert_eq!(bottleneck(&problem, &plan), expected, "{plan:?}");
+        }
+    }
 }

@@ -19,7 +19,7 @@ use crate::rng::Rng;
 use crate::search::{Ranked, Search, roles_of, serves};
 use crate::settings::{ObjectiveKind, Settings, SlotRule};
 use crate::sim::requests;
-use crate::solve::{PlanError, Solution, plan_of, trials};
+use crate::solve::{PlanError, Solution, drawn, plan_of, trials};
 use crate::watch::{Watch, Work, show};
 
 /// How wrong measurements may be, and how hard to look.
@@ -68,13 +68,13 @@ pub fn solve_robust(
     watch: &dyn Watch,
 ) -> Result<Solution, PlanError> {
     let inst = Instance::new(problem, settings).map_err(PlanError::Problem)?;
-    let drawn = trials(problem, settings);
+    let (trials, drawn) = (trials(problem, settings), drawn(problem, settings));
     let evaluator = Evaluator::new(&inst, settings, roles_of(settings.objective));
-    let search = Search { evaluator: &evaluator, settings, trials: &drawn, keep: doubt.candidates, watch };
+    let search = Search { evaluator: &evaluator, settings, trials: &trials, keep: doubt.candidates, watch };
     let Ranked { mut plans, method, judged } = search.run()?;
     let paper = Settings { objective: ObjectiveKind::Els, slots: SlotRule::Largest, ..settings.clone() };
     let apart = Evaluator::new(&inst, &paper, roles_of(paper.objective));
-    let of_paper = Search { evaluator: &apart, settings: &paper, trials: &drawn, keep: 1, watch }.run()?;
+    let of_paper = Search { evaluator: &apart, settings: &paper, trials: &trials, keep: 1, watch }.run()?;
     plans.extend(of_paper.plans);
     plans.retain(|(score, _)| serves(score));
     let worlds: Vec<World> =

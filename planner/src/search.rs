@@ -124,19 +124,34 @@ impl Search<'_> {
         Some(Ranked { plans: plans.collect(), method: Method::Exact, judged: listed.len() as u64 })
     }
 
-    /// Every plan is simulated that a bound does not rule out; where there are too many, those on the front of rates.
+    /// Every plan is simulated that a bound does not rule out; where there are too many, the most promising after those on
+    /// the front of rates, among which are the best plans of the paper's objectives.
     fn simulated(&self, states: &States) -> Result<Ranked, Stopped> {
-        if let Some(listed) = all(states, Listing::Options, self.settings.effort.enumerated_plans) {
-            return self.branch_and_bound(states, &listed);
+        let listed = all(states, Listing::Options, self.settings.effort.enumerated_plans);
+        let front = if listed.is_some() && self.simulates_all() {
+            Vec::new()
+        } else {
+            let fronts = Fronts::new(states, self.watch)?;
+            fronts.last().iter().map(|point| fronts.draft(states, point)).collect()
+        };
+        let mut judged = front.len() as u64;
+        let mut best = self.simulate_best(front)?;
+        let mut method = Method::Simulated;
+        if let Some(listed) = listed {
+            judged += listed.len() as u64;
+            method = self.branch_and_bound(states, &listed, &mut best)?;
         }
-        let fronts = Fronts::new(states, self.watch)?;
-        let drafts: Vec<Draft> = fronts.last().iter().map(|point| fronts.draft(states, point)).collect();
-        let judged = drafts.len() as u64;
-        Ok(Ranked { plans: self.simulate_best(drafts)?, method: Method::Simulated, judged })
+        let plans = best.entries.into_iter().map(|(score, draft)| ([score, 0.0, 0.0], draft));
+        Ok(Ranked { plans: plans.collect(), method, judged })
+    }
+
+    /// Whether the cluster is so small that no number of plans is too many.
+    fn simulates_all(&self) -> bool {
+        self.inst().devices.len() <= SIMULATE_ALL
     }
 
     /// Simulates the best plans by the fluid estimate and ranks them by what came out.
-    pub(crate) fn simulate_best(&self, drafts: Vec<Draft>) -> Result<Vec<(Score, Draft)>, Stopped> {
+    fn simulate_best(&self, drafts: Vec<Draft>) -> Result<Best, Stopped> {
         let mut estimated: Vec<(Score, Draft)> =
             drafts.into_iter().filter(|d| !d.is_empty()).map(|draft| (self.score(&draft), draft)).collect();
         estimated.sort_by(|a, b| compare(&a.0, &b.0));
@@ -146,13 +161,14 @@ impl Search<'_> {
             show(self.watch, Work::Simulations, (chunk[0], estimated.len()))?;
             let limit = best.limit();
             let scores: Vec<f64> = chunk.par_iter().map(|&i| self.simulate(&estimated[i].1, limit)).collect();
-            chunk.iter().zip(scores).for_each(|(&i, score)| best.insert(score, i));
+            chunk.iter().zip(scores).for_each(|(&i, score)| best.insert(score, &estimated[i].1));
         }
-        let plans = best.entries.into_iter().map(|(score, i)| ([score, 0.0, 0.0], estimated[i].1.clone()));
-        Ok(plans.collect())
+        Ok(best)
     }
 
-    fn branch_and_bound(&self, states: &States, listed: &Plans) -> Result<Ranked, Stopped> {
+    /// Simulates listed plans in the order of an estimate, but for those that a bound says cannot be among the best, and
+    /// for those that are too many.
+    fn branch_and_bound(&self, states: &States, listed: &Plans, best: &mut Best) -> Result<Method, Stopped> {
         let reaches = self.reaches(states);
         let work = &self.inst().work;
         let estimate = |index: usize| -> Option<(f64, f64, u32)> {
@@ -169,30 +185,30 @@ impl Search<'_> {
         let mut order: Vec<(f64, f64, u32)> =
             (0..listed.len()).into_par_iter().with_min_len(256).filter_map(estimate).collect();
         order.par_sort_by(|a, b| a.0.total_cmp(&b.0).then(a.2.cmp(&b.2)));
-        let all = self.inst().devices.len() <= SIMULATE_ALL;
-        let total = if all { order.len() } else { self.settings.effort.simulated_plans.min(order.len()) };
+        let most = self.settings.effort.simulated_plans.min(order.len());
+        let total = if self.simulates_all() { order.len() } else { most };
         let mut done = 0;
-        let mut best = Best::new(self.keep);
         let mut next = order.iter();
-        let method = loop {
+        loop {
             show(self.watch, Work::Simulations, (done, total))?;
             let limit = best.limit();
             let chunk: Vec<usize> =
                 next.by_ref().filter(|o| o.1 < limit).take(ABREAST).map(|o| o.2 as usize).collect();
             if chunk.is_empty() {
-                break Method::Exact;
+                return Ok(Method::Exact);
             }
             if done + chunk.len() > total {
-                break Method::Simulated;
+                return Ok(Method::Simulated);
             }
             done += chunk.len();
             let simulate = |&i: &usize| self.simulate(&draft_of(states, listed.get(i)), limit);
             let scores: Vec<f64> = chunk.par_iter().map(simulate).collect();
-            chunk.iter().zip(scores).for_each(|(&i, score)| best.insert(score, i));
-        };
-        let plans =
-            best.entries.iter().map(|&(score, i)| ([score, 0.0, 0.0], draft_of(states, listed.get(i))));
-        Ok(Ranked { plans: plans.collect(), method, judged: listed.len() as u64 })
+            for (&i, score) in chunk.iter().zip(scores) {
+                if score < best.limit() {
+                    best.insert(score, &draft_of(states, listed.get(i)));
+                }
+            }
+        }
     }
 
     /// What each option of each group can do at most.
@@ -227,7 +243,8 @@ impl Search<'_> {
         let (plans, judged) = genetic::search(&context)?;
         let mut plans = self.ranked(plans);
         if self.settings.objective == ObjectiveKind::Queue {
-            plans = self.simulate_best(plans.into_iter().map(|(_, draft)| draft).collect())?;
+            let best = self.simulate_best(plans.into_iter().map(|(_, draft)| draft).collect())?;
+            plans = best.entries.into_iter().map(|(score, draft)| ([score, 0.0, 0.0], draft)).collect();
         }
         Ok(Ranked { plans, method: Method::Genetic, judged })
     }
@@ -263,10 +280,10 @@ fn draft_of(states: &States, plan: &[Choice]) -> Draft {
     plan.iter().map(|&(group, option)| states.group(group, option)).collect()
 }
 
-/// The best few of a stream of scored plans; the first among equals.
+/// The best few of a stream of scored plans, each once; the first among equals.
 struct Best {
     keep: usize,
-    entries: Vec<(f64, usize)>,
+    entries: Vec<(f64, Draft)>,
 }
 
 impl Best {
@@ -279,12 +296,19 @@ impl Best {
         if self.entries.len() < self.keep { f64::INFINITY } else { self.entries[self.entries.len() - 1].0 }
     }
 
-    fn insert(&mut self, score: f64, plan: usize) {
+    fn insert(&mut self, score: f64, draft: &Draft) {
         if !score.is_finite() || score >= self.limit() {
             return;
         }
+        // The order of a plan's groups means nothing.
+        let mut draft = draft.clone();
+        let key = |group: &DraftGroup| (group.classes.clone(), group.option.role, group.option.slots);
+        draft.sort_by_key(key);
+        if self.entries.iter().any(|entry| entry.1 == draft) {
+            return;
+        }
         let at = self.entries.partition_point(|entry| entry.0 <= score);
-        self.entries.insert(at, (score, plan));
+        self.entries.insert(at, (score, draft));
         self.entries.truncate(self.keep);
     }
 }

@@ -16,7 +16,7 @@ use crate::objective::{Trials, by_rates};
 use crate::problem::{Problem, ProblemError};
 use crate::search::{Method, Search, roles_of, serves};
 use crate::settings::{ObjectiveKind, Settings};
-use crate::sim::{Summary, requests};
+use crate::sim::{Request, Summary, requests};
 use crate::table::in_short;
 use crate::watch::{Stopped, Unwatched, Watch};
 
@@ -98,7 +98,7 @@ pub fn solve_watched(
     watch: &dyn Watch,
 ) -> Result<Solution, PlanError> {
     let inst = Instance::new(problem, settings).map_err(PlanError::Problem)?;
-    let trials = trials(problem, settings);
+    let (trials, drawn) = (trials(problem, settings), drawn(problem, settings));
     let evaluator = Evaluator::new(&inst, settings, roles_of(settings.objective));
     // Rates know nothing of links between replicas, so where some are missing a plan further down may be the first that
     // can hand caches over.
@@ -107,7 +107,7 @@ pub fn solve_watched(
     let ranked = search.run()?;
     let plans = ranked.plans.iter().filter(|(score, _)| serves(score));
     let mut plans =
-        plans.filter_map(|(score, draft)| Some((score[0], plan_of(&evaluator, settings, &trials, draft)?)));
+        plans.filter_map(|(score, draft)| Some((score[0], plan_of(&evaluator, settings, &drawn, draft)?)));
     let Some((score, plan)) = plans.next() else {
         return Err(diagnose::why_not(problem, settings, (&inst, watch)));
     };
@@ -122,11 +122,18 @@ fn bound_of(inst: &Instance, settings: &Settings) -> Option<f64> {
     of_rates.then(|| bound::bound(inst, by_rates(settings.objective)))
 }
 
-/// The workload's requests for each seed that plans are tried with.
+/// What plans are tried with.
 pub(crate) fn trials(problem: &Problem, settings: &Settings) -> Trials {
-    let seeds = settings.simulated_seeds.iter();
-    let max_tpot = 1.0 / problem.workload.min_rate.0;
-    Trials::new(seeds.map(|&seed| requests(&problem.workload, seed)).collect(), max_tpot)
+    Trials::with_margin(seeds(problem, settings), 1.0 / problem.workload.min_rate.0)
+}
+
+/// What plans are described with: the workload's requests for each seed, as they are.
+pub(crate) fn drawn(problem: &Problem, settings: &Settings) -> Trials {
+    Trials::new(seeds(problem, settings), 1.0 / problem.workload.min_rate.0)
+}
+
+fn seeds(problem: &Problem, settings: &Settings) -> Vec<Vec<Request>> {
+    settings.simulated_seeds.iter().map(|&seed| requests(&problem.workload, seed)).collect()
 }
 
 /// A draft in the cluster's nouns.

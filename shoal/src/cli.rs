@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::commands::{bench, identity, links, node, plan, serve, simulate, slice};
+use crate::commands::{bench, identity, links, node, plan, profile, serve, simulate, slice};
 
 /// Serves one large language model from the machines you own.
 #[derive(Debug, Parser)]
@@ -39,6 +39,8 @@ pub(crate) enum Command {
     /// Describe, cut and verify models.
     #[command(subcommand)]
     Slice(slice::SliceCommand),
+    /// Measure what this host's processors can do for a model.
+    Profile(profile::ProfileArgs),
     /// Decide which devices form which replica, from what was measured on them.
     Plan(Box<plan::PlanArgs>),
     /// Show what requests would go through under a plan.
@@ -56,6 +58,9 @@ pub(crate) enum Command {
     /// Run one stage; started by `shoal serve`, configured on stdin.
     #[command(hide = true)]
     StageWorker,
+    /// Measure in a process of its own; started by `shoal profile`, told what on stdin.
+    #[command(hide = true)]
+    ProfileWorker,
     /// List what llama.cpp can compute on; started by `shoal node`.
     #[command(hide = true)]
     DeviceList,

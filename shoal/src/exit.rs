@@ -9,6 +9,7 @@ use loadgen::{PromptFileError, TargetError, TraceError};
 use node::{PrepareError, SliceError};
 use profiler::idle_gap::IdleGapError;
 
+use crate::commands::profile;
 use crate::commands::serve::StagesAndNodes;
 use crate::interrupt;
 
@@ -49,6 +50,7 @@ fn is_usage(cause: &(dyn Error + 'static)) -> bool {
     let bad_range =
         |error: &SliceError| matches!(error, SliceError::Cut(cut) if matches!(**cut, CutError::Range { .. }));
     cause.is::<LayerRangeError>()
+        || cause.downcast_ref().is_some_and(profile::is_usage)
         || cause.is::<StagesAndNodes>()
         || cause.is::<Usage>()
         || cause.is::<PromptFileError>()

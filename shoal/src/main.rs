@@ -21,7 +21,7 @@ use crate::cli::{Cli, Command};
 fn main() -> ExitCode {
     let Cli { command, globals } = Cli::parse();
     let logging = match &command {
-        Command::StageWorker => logging::init_worker(),
+        Command::StageWorker | Command::ProfileWorker => logging::init_worker(),
         _ => logging::init(globals.verbose),
     };
     let outcome = logging.and_then(|()| commands::run(command, &globals));

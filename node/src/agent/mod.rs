@@ -115,6 +115,7 @@ pub struct Agent {
     state: watch::Receiver<ReplicaState>,
     reports: watch::Receiver<Vec<StageReport>>,
     board: watch::Receiver<Vec<StagePhase>>,
+    observations: watch::Receiver<Vec<StageObservation>>,
     shutdown: CancellationToken,
     // Ends the tasks if the agent is dropped without being shut down.
     _guard: DropGuard,
@@ -179,6 +180,7 @@ impl Agent {
             state: state_seen,
             reports: reports_seen,
             board: board_seen,
+            observations: observations.subscribe(),
             _guard: shutdown.clone().drop_guard(),
             shutdown,
             tasks,
@@ -193,6 +195,11 @@ impl Agent {
     /// What the stages said of themselves when the replica last became ready.
     pub fn reports(&self) -> watch::Receiver<Vec<StageReport>> {
         self.reports.clone()
+    }
+
+    /// What the stages are seen to do.
+    pub fn observations(&self) -> watch::Receiver<Vec<StageObservation>> {
+        self.observations.clone()
     }
 
     /// Waits until the replica serves for the first time, or never will.

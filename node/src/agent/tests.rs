@@ -10,6 +10,7 @@ use std::time::Duration;
 use cluster::{LayerRange, Load};
 use gguf::cut::CutOptions;
 use protocol::listen::{FrameSizes, TlsIncoming, server};
+use protocol::v1;
 use protocol::v1::stage_server::{Stage as StageRpc, StageServer};
 use protocol::v1::{
     ForwardReply, Frame, LinkReply, LinkRequest, LoadState, MemoryReport, StatusReply, StatusRequest,
@@ -65,6 +66,13 @@ impl StageRpc for FakeStage {
             failure: if bad { "tensor x is damaged".to_owned() } else { String::new() },
             memory: Some(MemoryReport { weights: 1, cache: 2, compute: 3, runtime: 4, resident: 10 }),
             epoch: broken.map_or(0, |(_, epoch)| epoch),
+            step_times: vec![v1::StepTimes {
+                steps: 7,
+                rows: 7,
+                from_rows: 1,
+                time_ms: 14.0,
+                ..Default::default()
+            }],
             link_failure: if broken.is_some() { "reset".to_owned() } else { String::new() },
             ..StatusReply::default()
         }))
@@ -201,6 +209,24 @@ async fn stages_are_linked_from_the_master_down_and_then_serve() {
     assert_eq!(master, fixture.addresses[1]);
     agent.shutdown().await;
     assert!(reports.iter().all(|report| !exists(report.pid)), "a worker outlived its agent");
+}
+
+#[tokio::test]
+async fn what_the_stages_do_is_told_while_they_serve() {
+    let fixture = Fixture::new().await;
+    let agent = fixture.start(fixture.worker(UNTIL_STDIN_ENDS));
+    let mut observations = agent.observations();
+    let seen = tokio::time::timeout(
+        DEADLINE,
+        observations
+            .wait_for(|stages| stages.len() == 2 && stages.iter().all(|stage| !stage.steps.is_empty())),
+    );
+    let seen = seen.await.unwrap().unwrap().clone();
+    for (index, stage) in (0..).zip(&seen) {
+        assert_eq!((stage.stage, stage.resident), (StageIndex(index), Bytes(10)));
+        assert_eq!(stage.steps[0].totals.steps, 7);
+    }
+    agent.shutdown().await;
 }
 
 // Field cases 1 and 4.

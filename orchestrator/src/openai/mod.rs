@@ -17,4 +17,4 @@ pub(crate) use completions::create as create_completion;
 pub(crate) use error::ApiError;
 pub(crate) use fields::quoted;
 pub(crate) use logprobs::{Candidate, TokenLogprob};
-pub(crate) use types::{Timings, Usage};
+pub(crate) use types::{Spent, Timings, Usage};

@@ -60,9 +60,21 @@ impl Usage {
     }
 }
 
-/// How long a request took in the engine, with llama-server's names.
+/// How long a request took in the engine, in milliseconds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Spent {
+    /// Waiting for a slot.
+    pub(crate) queue: f64,
+    /// On the prompt.
+    pub(crate) prefill: f64,
+    /// On the answer.
+    pub(crate) decode: f64,
+}
+
+/// How long a request took in the engine, with llama-server's names; the queue, which it does not tell of, has one of ours.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Timings {
+    queue_ms: f64,
     cache_n: u32,
     prompt_n: u32,
     prompt_ms: f64,
@@ -75,12 +87,14 @@ pub(crate) struct Timings {
 }
 
 impl Timings {
-    /// Times in milliseconds; cached tokens cost none.
-    pub(crate) fn new(usage: Usage, prefill_ms: f64, decode_ms: f64) -> Self {
+    /// Cached tokens cost no time.
+    pub(crate) fn new(usage: Usage, spent: Spent) -> Self {
+        let Spent { queue: queue_ms, prefill: prefill_ms, decode: decode_ms } = spent;
         let cached = usage.prompt_tokens_details.cached_tokens;
         let prompt_n = usage.prompt_tokens.saturating_sub(cached);
         let predicted_n = usage.completion_tokens;
         Self {
+            queue_ms,
             cache_n: cached,
             prompt_n,
             prompt_ms: prefill_ms,
@@ -254,7 +268,10 @@ mod tests {
             json!({ "prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15,
                 "prompt_tokens_details": { "cached_tokens": 4 } })
         );
-        let timings = serde_json::to_value(Timings::new(usage, 60.0, 100.0)).unwrap();
+        let timings =
+            serde_json::to_value(Timings::new(usage, Spent { queue: 7.0, prefill: 60.0, decode: 100.0 }))
+                .unwrap();
+        assert_eq!(timings["queue_ms"], 7.0);
         assert_eq!(timings["prompt_n"], 6);
         assert_eq!(timings["prompt_per_token_ms"], 10.0);
         assert_eq!(timings["predicted_per_second"], 50.0);
@@ -262,7 +279,7 @@ mod tests {
 
     #[test]
     fn a_time_of_zero_gives_no_infinite_rate() {
-        let timings = Timings::new(Usage::new(1, 1, 0), 0.0, 0.0);
+        let timings = Timings::new(Usage::new(1, 1, 0), Spent { queue: 0.0, prefill: 0.0, decode: 0.0 });
         assert!(!serde_json::to_string(&timings).unwrap().contains("null"));
     }
 }

@@ -1,6 +1,7 @@
 //! Shoal's objective: what requests go through in the simulator. Longest wait + 0.1 · mean TTFT + 10 · mean TPOT, in
 //! seconds, the mean over some seeds of the workload, with a penalty where over 5 % of requests are generated more
-//! slowly than asked for.
+//! slowly than asked for. Each seed is tried as it is and with all requests a little longer: a plan at the edge of
+//! congestion must not win by a lucky seed.
 //!
 //! Simulating is dear, so plans are tried in the order of a fluid estimate from rates alone, dropped at once where a
 //! proven bound is above what is already reached, and given up in mid-run where their longest wait is.
@@ -18,6 +19,10 @@ const TPOT_WEIGHT: f64 = 10.0;
 const TOLERATED: f64 = 0.05;
 /// Seconds for all requests being too slow: more than any wait that is worth comparing.
 const PENALTY: f64 = 1e4;
+
+/// How much longer requests are in every second trial. Three lucky seeds at the edge of congestion differ from eight others
+/// by more than a second of wait; a load 5 % higher tells such plans apart.
+const LONGER: f64 = 1.05;
 
 pub(crate) struct Queue;
 
@@ -96,6 +101,19 @@ impl Trial {
 }
 
 impl Trials {
+    /// What plans are chosen by: each seed's requests, and before them the same a little longer, since they rule out
+    /// more plans.
+    pub(crate) fn with_margin(requests: Vec<Vec<Request>>, max_tpot: f64) -> Self {
+        let longer = |of: &Vec<Request>| -> Vec<Request> {
+            // A request of a single token needs no decode slot, and is not to.
+            let output = |r: &Request| if r.output > 1.0 { r.output * LONGER } else { r.output };
+            let lengthened = |r: &Request| Request { prompt: r.prompt * LONGER, output: output(r), ..*r };
+            of.iter().map(lengthened).collect()
+        };
+        let all = requests.iter().map(longer).chain(requests.iter().cloned());
+        Self::new(all.collect(), max_tpot)
+    }
+
     pub(crate) fn new(requests: Vec<Vec<Request>>, max_tpot: f64) -> Self {
         Self { seeds: requests.into_iter().map(Trial::new).collect(), max_tpot }
     }

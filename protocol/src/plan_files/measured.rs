@@ -103,6 +103,8 @@ pub enum MeasuredPartEntry {
     Prefill,
     /// A decode step of the model's last blocks with norm and head.
     Head,
+    /// A decode step of as many blocks without them, measured at the same time.
+    WithoutHead,
     /// Looking token embeddings up.
     Embedding,
     /// A frame on its way from stage to stage, on this host.

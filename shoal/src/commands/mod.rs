@@ -8,6 +8,8 @@ pub(crate) mod node;
 mod nodes;
 pub(crate) mod plan;
 mod planning;
+pub(crate) mod profile;
+mod profile_worker;
 pub(crate) mod serve;
 pub(crate) mod simulate;
 pub(crate) mod slice;
@@ -25,10 +27,12 @@ pub(crate) fn run(command: Command, globals: &Globals) -> Result<()> {
         Command::Plan(args) => plan::run(&args, globals),
         Command::Simulate(args) => simulate::run(&args, globals),
         Command::Bench(command) => bench::run(command, globals),
+        Command::Profile(args) => profile::run(&args, globals),
+        Command::StageWorker => stage_worker::run(),
+        Command::ProfileWorker => profile_worker::run(),
         Command::Node(args) => node::run(*args, globals),
         Command::Links(args) => links::run(args),
         Command::Identity(command) => identity::run(command),
-        Command::StageWorker => stage_worker::run(),
         Command::DeviceList => node::list_devices(),
     }
 }

@@ -157,7 +157,8 @@ pub(crate) fn list_devices() -> Result<()> {
     Ok(output::print_json_line(&llama::devices().into_iter().filter_map(line).collect::<Vec<_>>())?)
 }
 
-fn ask_for_devices() -> Result<Vec<DeviceFacts>> {
+/// What llama.cpp can compute on, asked for by another process.
+pub(crate) fn ask_for_devices() -> Result<Vec<DeviceFacts>> {
     let program = std::env::current_exe().context("finding this program, to list the devices")?;
     let listed = Command::new(program).arg("device-list").output().context("listing the devices")?;
     if !listed.status.success() {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
-use cluster::{Plan, Prediction};
+use cluster::{Plan, Prediction, Role};
 use comfy_table::{Table, presets};
 use planner::explain::{Explanation, Phase, explain};
 use planner::suite::SEEDS;
@@ -202,6 +202,7 @@ fn report(
             Phase::Neither => "neither",
             Phase::Prefill => "prefill",
             Phase::Decode => "decode",
+            Phase::Both => "both",
         }),
         next_best: solution.next_best().map(|(plan, score, worse_by)| NextBest {
             in_short: table::in_short(plan),
@@ -241,9 +242,14 @@ fn text(report: &Report, plan: &Plan, explanation: Option<&Explanation>) -> Stri
     }
     let _ = writeln!(
         out,
-        "PS {:.0} tok/s, DS {:.0} tok/s; {}",
+        "PS {:.0} tok/s, DS {:.0} tok/s{}; {}",
         plan.prefill_rate().0,
         plan.decode_rate().0,
+        if plan.replicas.iter().any(|r| r.role == Role::Mixed) {
+            ", of mixed replicas one or the other"
+        } else {
+            ""
+        },
         predicted(&plan.prediction)
     );
     if let Some(explanation) = explanation {
@@ -251,6 +257,7 @@ fn text(report: &Report, plan: &Plan, explanation: Option<&Explanation>) -> Stri
             Phase::Neither => "neither phase is slower than requests come",
             Phase::Prefill => "prefill is slower than requests come",
             Phase::Decode => "generation is slower than requests come",
+            Phase::Both => "both phases together are slower than requests come",
         };
         let _ = writeln!(out, "limits: {bottleneck}; {}", explanation.limits.join("; "));
     }

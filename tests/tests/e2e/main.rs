@@ -2,9 +2,11 @@
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 mod bad_input;
+mod bench_serve;
 mod chat_api;
 mod failure;
 mod memory;
+mod metrics;
 mod node_replica;
 mod nodes;
 mod openai_client;

@@ -129,7 +129,7 @@ async fn nodes_that_cannot_serve_say_why() {
         Node::start(&pair.trust.issue("bare").unwrap(), &["--models-dir", empty.to_str().unwrap()]).await;
     let bare = bare.unwrap();
     let identity = pair.trust.folder().join("me.json");
-    let mut refused = async |args: &[&str]| {
+    let refused = async |args: &[&str]| {
         let args = [&["--identity", identity.to_str().unwrap()], args].concat();
         let mut server = Server::launch("SmolLM2", &args).unwrap();
         let status = server.wait_exit(READY_DEADLINE).await.unwrap();

@@ -1,0 +1,54 @@
+//! What the operating system says this process holds, now and at most.
+
+use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
+
+/// Bytes now, and the most ever. Where the system keeps no such record, the most is that of all looks so far.
+#[derive(Debug, Default)]
+pub(super) struct Resident {
+    seen: u64,
+}
+
+impl Resident {
+    /// Looks.
+    pub(super) fn look(&mut self) -> (u64, u64) {
+        let (now, peak) = recorded().unwrap_or_else(|| (asked(), 0));
+        self.seen = self.seen.max(now).max(peak);
+        (now, self.seen)
+    }
+}
+
+/// Linux keeps both in `/proc/self/status`, in kibibytes.
+fn recorded() -> Option<(u64, u64)> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+        let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+        Some(kib * 1024)
+    };
+    Some((field("VmRSS:")?, field("VmHWM:")?))
+}
+
+fn asked() -> u64 {
+    let Ok(pid) = sysinfo::get_current_pid() else { return 0 };
+    let mut system = System::new();
+    let only_memory = ProcessRefreshKind::nothing().with_memory().without_tasks();
+    system.refresh_processes_specifics(ProcessesToUpdate::Some(&[pid]), false, only_memory);
+    system.process(pid).map_or(0, sysinfo::Process::memory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_peak_stays_when_memory_is_given_back() {
+        let mut resident = Resident::default();
+        let (before, _) = resident.look();
+        let touched = std::hint::black_box(vec![1_u8; 64 << 20]);
+        let (during, _) = resident.look();
+        assert!(during >= before + (60 << 20), "{before} {during} with {}", touched.len());
+        drop(touched);
+        let (_, peak) = resident.look();
+        assert!(peak >= during);
+    }
+}
