@@ -28,7 +28,7 @@ pub struct Client {
 impl Client {
     /// Whether the load generator had so much to do that the figures may be its own.
     pub fn was_overloaded(&self) -> bool {
-        // Half a core leaves room for bursts; five milliseconds are a fifth of a fast server's time per token.
+        // Above nine tenths of a core there is no room for bursts; 5 ms would show in any server's time per token.
         self.cpu_share > 0.9 || self.late_ms.p99 > 5.0
     }
 }
