@@ -1,8 +1,8 @@
 //! Compiles the protobuf definitions without needing `protoc`.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    println!("cargo:rerun-if-changed=proto/shoal.proto");
-    let descriptors = protox::compile(["proto/shoal.proto"], ["proto"])?;
+    println!("cargo:rerun-if-changed=proto");
+    let descriptors = protox::compile(["proto/shoal.proto", "proto/node.proto"], ["proto"])?;
     tonic_prost_build::configure().bytes(".").compile_fds(descriptors)?;
     Ok(())
 }

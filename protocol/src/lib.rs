@@ -18,7 +18,7 @@ pub mod throttle;
 pub mod tls;
 pub mod worker;
 
-/// The messages and services of `proto/shoal.proto`, as generated.
+/// The messages and services of `proto/`, as generated.
 #[allow(
     missing_docs,
     unreachable_pub,

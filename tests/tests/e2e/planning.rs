@@ -98,7 +98,6 @@ fn a_node_can_be_left_out_and_a_node_that_is_not_there_is_bad_usage() {
     let (code, stdout, stderr) = run("plan", &files, &["--exclude", "studio", "--quick", "--json"]);
     assert_eq!(code, 0, "{stderr}");
     assert!(!stdout.contains("\"studio\""), "{stdout}");
-    assert!(stderr.contains("studio"), "the profile that is not used is named: {stderr}");
     let (code, _, stderr) = run("plan", &files, &["--exclude", "stduio"]);
     assert_eq!(code, 2, "{stderr}");
     assert!(stderr.contains("stduio") && stderr.contains("mini-1"), "{stderr}");
@@ -108,7 +107,7 @@ fn a_node_can_be_left_out_and_a_node_that_is_not_there_is_bad_usage() {
 fn what_cannot_be_planned_is_said_with_its_file_and_numbers() {
     let folder = tempfile::tempdir().unwrap();
     let cases = [
-        ("--workload", "workload.toml", "slot_context = 8192", "slot_context = 1048576", "slot context of"),
+        ("--workload", "workload.toml", "slot_context = 8192", "slot_context = 16000000", "slot context of"),
         (
             "--workload",
             "workload.toml",
