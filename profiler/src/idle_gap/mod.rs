@@ -2,7 +2,7 @@
 //!
 //! A stage of a pipeline waits between its calls: for the other stages, for the network. Waiting lets clocks drop, caches
 //! cool and threads sleep, so the next call takes longer than it does back to back. To see that alone, hidden rows are
-//! [recorded](Recording) once where the model is cut, and replayed one by one into the slice `[c, L)` with nothing but
+//! recorded once where the model is cut, and replayed one by one into the slice `[c, L)` with nothing but
 //! a gap `d` between the calls. With `L(c, d)` the time per token, gap included, what idling adds is
 //! `ΔL(c, d) = L(c, d) − d − L(c, 0)`.
 //!
