@@ -38,6 +38,8 @@ scripts/setup.sh $yes
 # shellcheck source=scripts/env.sh
 . scripts/env.sh
 echo "== building shoal"
+# All packages, also those of other platforms: a build script reads the metadata of the whole workspace offline.
+cargo fetch --locked
 cargo build --release --locked --package shoal
 shoal=$CARGO_TARGET_DIR/release/shoal
 echo "== fetching SmolLM2"
