@@ -4,8 +4,8 @@
 mod common;
 
 use cluster::{
-    Arrivals, Attention, Bytes, DeviceId, DeviceMemory, Limit, LinkEncoding, Millis, NodeId, Plan, RangeRule,
-    Role, TokensPerSecond,
+    Arrivals, Attention, Bytes, DeviceId, DeviceMemory, Limit, LinkEncoding, Load, Millis, NodeId, Plan,
+    RangeRule, ReplicaPlan, Role, StageLoad, TokensPerSecond, stage_memory,
 };
 use common::{Detail, LinkKind, Shape, TwoKinds, problem};
 use planner::{EncodingRule, KvLayout, ObjectiveKind, PlanError, Problem, Rng, Settings, solve};
@@ -63,6 +63,25 @@ fn stage_bytes(problem: &Problem, plan: &Plan, replica: usize, stage: usize) -> 
     (gpu, cpu)
 }
 
+/// Bytes that the process of a stage takes beside its blocks, and on its host.
+fn process_bytes(problem: &Problem, replica: &ReplicaPlan, stage: usize) -> (f64, f64) {
+    let profile = problem.profile(&replica.stages[stage].device).unwrap();
+    if let Some(costs) = profile.memory {
+        let KvLayout::PerSlot { n_ubatch } = Settings::default().kv_layout else { panic!() };
+        let load = Load { slots: replica.slots, n_ctx: problem.workload.slot_context, n_ubatch };
+        let layers = replica.stages[stage].layers;
+        let stage = StageLoad { layers, weights: Bytes::ZERO, gpu_layers: 0 };
+        let memory = stage_memory(&problem.model, &stage, load, &costs);
+        return (memory.compute.0 as f64, memory.runtime.0 as f64);
+    }
+    let buffer = match replica.role {
+        Role::Decode => profile.buffers.decode,
+        Role::Prefill => profile.buffers.prefill,
+        Role::Mixed => profile.buffers.prefill.max(profile.buffers.decode),
+    };
+    (buffer.0 as f64, 0.0)
+}
+
 fn assert_sound(problem: &Problem, plan: &Plan) -> Result<(), TestCaseError> {
     let mut used: Vec<&DeviceId> = plan.idle.iter().collect();
     for (r, replica) in plan.replicas.iter().enumerate() {
@@ -74,12 +93,7 @@ fn assert_sound(problem: &Problem, plan: &Plan) -> Result<(), TestCaseError> {
             prop_assert!(stage.gpu_blocks <= stage.layers.len());
             prop_assert!(stage.load > 0.0 && stage.load <= 1.0 + 1e-9, "load {}", stage.load);
             let device = problem.devices.iter().find(|d| d.id == stage.device).unwrap();
-            let buffers = problem.profile(&device.id).unwrap().buffers;
-            let buffer = match replica.role {
-                Role::Decode => buffers.decode,
-                Role::Prefill => buffers.prefill,
-                Role::Mixed => buffers.prefill.max(buffers.decode),
-            };
+            let (buffer, runtime) = process_bytes(problem, replica, s);
             let head = if s + 1 == replica.stages.len() { problem.model.head_bytes.0 as f64 } else { 0.0 };
             let (gpu, cpu) = stage_bytes(problem, plan, r, s);
             let (vram, ram) = match device.memory {
@@ -87,12 +101,15 @@ fn assert_sound(problem: &Problem, plan: &Plan) -> Result<(), TestCaseError> {
                 DeviceMemory::Unified { total } => (total.0 as f64, 0.0),
             };
             // The head is on the GPU where it fits there; buffers and what every stage holds are where blocks are.
-            let besides = (buffer + problem.model.global_bytes).0 as f64;
+            let unified = matches!(device.memory, DeviceMemory::Unified { .. });
+            let (besides, on_host) = if unified { (buffer + runtime, 0.0) } else { (buffer, runtime) };
+            let besides = besides + problem.model.global_bytes.0 as f64;
             let on_gpu = vram - besides - gpu >= head;
             let gpu = if gpu > 0.0 { gpu + besides } else { 0.0 } + if on_gpu { head } else { 0.0 };
-            let cpu = cpu + if gpu > 0.0 { 0.0 } else { besides } + if on_gpu { 0.0 } else { head };
+            let cpu = cpu + on_host + if gpu > 0.0 { 0.0 } else { besides } + if on_gpu { 0.0 } else { head };
             prop_assert!(gpu <= vram, "{} needs {gpu} of {vram}", device.id);
-            prop_assert!(cpu <= ram || cpu == 0.0, "{} needs {cpu} of {ram}", device.id);
+            // A host without RAM for blocks has some for the process.
+            prop_assert!(cpu <= ram || cpu == on_host, "{} needs {cpu} of {ram}", device.id);
         }
         prop_assert_eq!(next, problem.model.n_layer());
         if replica.role != Role::Prefill {
@@ -144,7 +161,7 @@ proptest! {
             prop_assert_eq!(score, other_score);
             // Devices that are alike may stand in for each other, so shapes are compared, not names.
             let shapes = |plan: &Plan| -> Vec<String> {
-                let of = |r: &cluster::ReplicaPlan| {
+                let of = |r: &ReplicaPlan| {
                     let stages = r.stages.iter().map(|s| (s.layers, s.gpu_blocks)).collect::<Vec<_>>();
                     format!("{} {} {stages:?}", r.role, r.slots)
                 };

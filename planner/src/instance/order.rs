@@ -62,6 +62,9 @@ pub(super) fn features(device: &DenseDevice) -> Vec<f64> {
             Some(processor) => key.extend(processor.numbers()),
         }
     }
+    if let Some(process) = &device.process {
+        key.extend(process.compute.iter().chain(&process.runtime).flatten());
+    }
     key.extend(device.embedding.iter().flat_map(ByVisit::numbers));
     key
 }

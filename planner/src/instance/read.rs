@@ -1,13 +1,13 @@
 //! Reads a problem's curves and sizes at the points that the search needs. It knows nothing of searching.
 
-use cluster::{Attention, BlockKind, BlockShape, DeviceMemory, ModelShape, ProcessorProfile, Surface};
+use cluster::{
+    Attention, BlockKind, BlockShape, Bytes, CONTEXT_STEP, DeviceMemory, LayerRange, Load, MemoryCosts,
+    ModelShape, ProcessorProfile, StageLoad, StageMemory, Surface, stage_memory,
+};
 
-use super::{ByVisit, DEPTH_GRID, DenseDevice, PREFILL_GRID, Processor, chunks};
+use super::{ByVisit, DEPTH_GRID, DenseDevice, PREFILL_GRID, ProcessMemory, Processor, chunks};
 use crate::problem::Problem;
 use crate::settings::{DecodeReading, KvLayout, Settings};
-
-/// A context is sized in steps of this many tokens (`GGML_PAD(n_ctx, 256)` in llama.cpp's `src/llama-context.cpp`).
-const CONTEXT_STEP: u32 = 256;
 
 /// A type of block: what makes two blocks cost the same.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -117,9 +117,36 @@ impl Reader<'_> {
             cpu,
             prefill_buffer: buffers.prefill.0 as f64,
             decode_buffer: buffers.decode.0 as f64,
+            process: profile.and_then(|p| p.memory).map(|costs| {
+                let unified = matches!(device.memory, DeviceMemory::Unified { .. });
+                self.process(&costs, unified)
+            }),
             overhead: profile.map_or(0.0, |p| p.hop_overhead.0 / 1e3),
             embedding: profile.and_then(|p| p.embedding.as_ref()).map(|curve| self.by_visit(curve)),
         }
+    }
+
+    /// The memory of a stage's process, by the formula that the agent checks with before it loads. A stage is taken to have
+    /// as many cells in its caches as the whole model's largest, which only its mask depends on.
+    fn process(&self, costs: &MemoryCosts, unified: bool) -> ProcessMemory {
+        let (model, workload) = (&self.problem.model, &self.problem.workload);
+        let n_ubatch = match self.settings.kv_layout {
+            KvLayout::PerSlot { n_ubatch } | KvLayout::Unified { n_ubatch } => n_ubatch,
+        };
+        let memory = |end: u32, slots: u32| {
+            let layers = LayerRange::new(0, end.max(1)).ok()?;
+            let stage = StageLoad { layers, weights: Bytes::ZERO, gpu_layers: 0 };
+            let load = Load { slots, n_ctx: workload.slot_context, n_ubatch };
+            Some(stage_memory(model, &stage, load, costs))
+        };
+        let by_slots = |of: fn(&StageMemory) -> Bytes| {
+            // The master has the last block. Of a model with one block it is the only stage.
+            [model.n_layer(), model.n_layer().saturating_sub(1)].map(|end| {
+                let all = (0..=workload.max_slots).map(|slots| memory(end, slots.max(1)));
+                all.map(|memory| memory.map_or(0.0, |m| of(&m).0 as f64)).collect()
+            })
+        };
+        ProcessMemory { compute: by_slots(|m| m.compute), runtime: by_slots(|m| m.runtime), unified }
     }
 
     fn processor(&self, profile: &ProcessorProfile) -> Processor {

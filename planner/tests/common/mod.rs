@@ -175,7 +175,7 @@ pub fn problem(shape: Shape, seed: u64) -> Problem {
             buffers: ComputeBuffers { prefill: Bytes(600_000_000), decode: Bytes(300_000_000) },
             embedding: full.then(|| by_rows(0.2)),
             cold_call: None,
-            memory: None,
+            memory: full.then(|| MemoryCosts::assumed(&model(shape))),
         });
     }
     let links = links(shape, &devices, &mut rng);

@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use crate::cli::Globals;
 use crate::commands::planning::{
-    Inputs, ObjectiveArg, ProblemArgs, Shown, explained, print_notes, settings, write_file,
+    Inputs, ObjectiveArg, ProblemArgs, Shown, explained, print_notes, write_file,
 };
 use crate::interrupt::Interrupt;
 use crate::output;
@@ -117,8 +117,11 @@ pub(crate) fn run(args: &PlanArgs, globals: &Globals) -> Result<()> {
     let interrupt = Interrupt::listen()?;
     let Inputs { problem, model, notes } = args.problem.read(globals, &interrupt)?;
     let shown = Shown::new(&interrupt);
-    let of =
-        |objective| Settings { cut_points: args.cut_points.clone(), seed: args.seed, ..settings(objective) };
+    let of = |objective| Settings {
+        cut_points: args.cut_points.clone(),
+        seed: args.seed,
+        ..args.problem.settings(objective)
+    };
     let chosen = of(args.objective.kind());
     let solution = if args.robust {
         solve_robust(&problem, &chosen, &Doubt::default(), &shown)
