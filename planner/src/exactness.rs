@@ -87,7 +87,7 @@ fn best_by_listing(problem: &Problem, settings: &Settings) -> Score {
         }
         for plan in plans(&evaluator, &grouping) {
             let score = match settings.objective {
-                ObjectiveKind::Queue => [search.simulate(&plan, f64::INFINITY), 0.0, 0.0],
+                ObjectiveKind::Queue => [search.simulate(&plan, (f64::INFINITY, &[])), 0.0, 0.0],
                 kind => by_rates(kind).score(&inst.work, rates(&plan)),
             };
             best = if better(&score, &best) { score } else { best };

@@ -166,7 +166,7 @@ fn score(evaluator: &Evaluator<'_>, settings: &Settings, draft: &Draft, world: &
         replicas.iter().map(|r: &Arc<Replica>| replica(&world.inst, r.role, r.chain.clone())).collect();
     if settings.objective == ObjectiveKind::Queue {
         let references: Vec<&Replica> = changed.iter().collect();
-        return world.trials.score(&world.inst, &references, f64::INFINITY);
+        return world.trials.score(&world.inst, &references, (f64::INFINITY, &[]));
     }
     let work = &world.inst.work;
     let mut rates = Rates::default();

@@ -160,7 +160,8 @@ impl Search<'_> {
         for chunk in (0..estimated.len()).collect::<Vec<_>>().chunks(ABREAST) {
             show(self.watch, Work::Simulations, (chunk[0], estimated.len()))?;
             let limit = best.limit();
-            let scores: Vec<f64> = chunk.par_iter().map(|&i| self.simulate(&estimated[i].1, limit)).collect();
+            let score = |&i: &usize| self.simulate(&estimated[i].1, (limit, &[]));
+            let scores: Vec<f64> = chunk.par_iter().map(score).collect();
             chunk.iter().zip(scores).for_each(|(&i, score)| best.insert(score, &estimated[i].1));
         }
         Ok(best)
@@ -171,13 +172,14 @@ impl Search<'_> {
     fn branch_and_bound(&self, states: &States, listed: &Plans, best: &mut Best) -> Result<Method, Stopped> {
         let reaches = self.reaches(states);
         let work = &self.inst().work;
+        let least = |plan: &[Choice]| -> Option<Vec<f64>> {
+            let reach = plan.iter().map(|&(group, option)| reaches[group as usize][usize::from(option)]);
+            self.trials.least(&reach.collect::<Option<Vec<Reach>>>()?)
+        };
         let estimate = |index: usize| -> Option<(f64, f64, u32)> {
             let plan = listed.get(index);
-            let reach: Vec<Reach> = plan
-                .iter()
-                .map(|&(group, option)| reaches[group as usize][usize::from(option)])
-                .collect::<Option<_>>()?;
-            let bound = self.trials.bound(&reach);
+            let of_trials = least(plan)?;
+            let bound = of_trials.iter().sum::<f64>() / of_trials.len() as f64;
             // The fluid estimate knows what waits, the bound what an idle cluster gives.
             let fluid = self.objective().score(work, rates_of(states, plan))[0];
             bound.is_finite().then_some((fluid + bound, bound, index as u32))
@@ -201,7 +203,10 @@ impl Search<'_> {
                 return Ok(Method::Simulated);
             }
             done += chunk.len();
-            let simulate = |&i: &usize| self.simulate(&draft_of(states, listed.get(i)), limit);
+            let simulate = |&i: &usize| {
+                let least = least(listed.get(i)).unwrap_or_default();
+                self.simulate(&draft_of(states, listed.get(i)), (limit, &least))
+            };
             let scores: Vec<f64> = chunk.par_iter().map(simulate).collect();
             for (&i, score) in chunk.iter().zip(scores) {
                 if score < best.limit() {
@@ -224,8 +229,8 @@ impl Search<'_> {
         (0..states.options.len() as u32).into_par_iter().map(of_state).collect()
     }
 
-    /// The simulated score of a plan, infinite where it is not below `limit`.
-    pub(crate) fn simulate(&self, draft: &[DraftGroup], limit: f64) -> f64 {
+    /// The simulated score of a plan, infinite where it is not below the limit; with it what each trial gives at least.
+    pub(crate) fn simulate(&self, draft: &[DraftGroup], limit: (f64, &[f64])) -> f64 {
         let Some(replicas) = self.evaluator.realise(draft) else { return f64::INFINITY };
         let replicas: Vec<&Replica> = replicas.iter().map(Arc::as_ref).collect();
         self.trials.score(self.inst(), &replicas, limit)
