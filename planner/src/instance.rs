@@ -8,7 +8,7 @@ mod order;
 mod processor;
 mod read;
 
-use cluster::{DeviceId, LayerRange, ModelShape};
+use cluster::{ColdCall, DeviceId, LayerRange, Millis, ModelShape};
 
 use crate::partition::Master;
 use crate::problem::{Problem, ProblemError};
@@ -37,6 +37,9 @@ pub(crate) struct DenseDevice {
     pub overhead: f64,
     /// Seconds of looking token embeddings up, if it is the first stage.
     pub embedding: Option<ByVisit>,
+    /// What a call takes longer, by the time from one call's end to the next one's without that: what is left of it is the
+    /// gap.
+    pub cold: Option<ColdCall>,
 }
 
 /// Bytes of a stage's process besides weights and cache, by slots: of the master, and of any other stage.
@@ -92,6 +95,12 @@ impl DenseDevice {
     /// The processor that computes norm and head when this device is the master.
     pub(crate) fn head_processor(&self, head_bytes: f64) -> Option<&Processor> {
         if self.head_on_gpu(head_bytes) { self.gpu.as_ref() } else { self.cpu.as_ref() }
+    }
+
+    /// Seconds that a call takes longer if the next is that much later than a warm one would end.
+    pub(crate) fn cold_call(&self, slack: f64) -> f64 {
+        let after = |cold: &ColdCall| cold.after(Millis(slack.max(0.0) * 1e3)).0 / 1e3;
+        self.cold.as_ref().map_or(0.0, after)
     }
 
     /// Seconds of looking embeddings up.
@@ -164,8 +173,9 @@ impl Instance {
         let averaged = settings.blocks == BlockDetail::Averaged && kinds.len() > 1;
         let shares = averaged.then(|| shares_of(&kind_of, kinds.len()));
         let reader = Reader { problem, settings, kinds: &kinds, shares: shares.as_deref() };
-        let order = canonical_order(problem, &reader);
-        let devices: Vec<DenseDevice> = order.iter().map(|&d| reader.device(d)).collect();
+        let read: Vec<DenseDevice> = (0..problem.devices.len()).map(|d| reader.device(d)).collect();
+        let order = canonical_order(problem, &read);
+        let devices: Vec<DenseDevice> = order.iter().map(|&d| read[d].clone()).collect();
         let links = links_of(problem, &order);
         let n = devices.len();
         let uniform_links = (0..n * n).all(|i| i % (n + 1) == 0 || links[i] == links[1]);

@@ -1,8 +1,8 @@
 //! Reads a problem's curves and sizes at the points that the search needs. It knows nothing of searching.
 
 use cluster::{
-    Attention, BlockKind, BlockShape, Bytes, CONTEXT_STEP, DeviceMemory, LayerRange, Load, MemoryCosts,
-    ModelShape, ProcessorProfile, StageLoad, StageMemory, Surface, stage_memory,
+    Attention, BlockKind, BlockShape, Bytes, CONTEXT_STEP, ColdCall, DeviceMemory, LayerRange, Load,
+    MemoryCosts, Millis, ModelShape, ProcessorProfile, StageLoad, Surface, stage_memory,
 };
 
 use super::{ByVisit, DEPTH_GRID, DenseDevice, PREFILL_GRID, ProcessMemory, Processor, chunks};
@@ -123,6 +123,7 @@ impl Reader<'_> {
             }),
             overhead: profile.map_or(0.0, |p| p.hop_overhead.0 / 1e3),
             embedding: profile.and_then(|p| p.embedding.as_ref()).map(|curve| self.by_visit(curve)),
+            cold: profile.and_then(|p| p.cold_call.as_ref()).and_then(by_slack),
         }
     }
 
@@ -135,18 +136,18 @@ impl Reader<'_> {
         };
         let memory = |end: u32, slots: u32| {
             let layers = LayerRange::new(0, end.max(1)).ok()?;
-            let stage = StageLoad { layers, weights: Bytes::ZERO, gpu_layers: 0 };
+            // All blocks on a GPU: what is asked for is what a stage takes besides them.
+            let stage = StageLoad { layers, weights: Bytes::ZERO, gpu_layers: end };
             let load = Load { slots, n_ctx: workload.slot_context, n_ubatch };
             Some(stage_memory(model, &stage, load, costs))
         };
-        let by_slots = |of: fn(&StageMemory) -> Bytes| {
-            // The master has the last block. Of a model with one block it is the only stage.
-            [model.n_layer(), model.n_layer().saturating_sub(1)].map(|end| {
-                let all = (0..=workload.max_slots).map(|slots| memory(end, slots.max(1)));
-                all.map(|memory| memory.map_or(0.0, |m| of(&m).0 as f64)).collect()
-            })
+        // The master has the last block. Of a model with one block it is the only stage.
+        let of = |end: u32| -> (Vec<f64>, Vec<f64>) {
+            let all = (0..=workload.max_slots).map(|slots| memory(end, slots.max(1)));
+            all.map(|memory| memory.map_or((0.0, 0.0), |m| (m.compute.0 as f64, m.runtime.0 as f64))).unzip()
         };
-        ProcessMemory { compute: by_slots(|m| m.compute), runtime: by_slots(|m| m.runtime), unified }
+        let (master, other) = (of(model.n_layer()), of(model.n_layer().saturating_sub(1)));
+        ProcessMemory { compute: [master.0, other.0], runtime: [master.1, other.1], unified }
     }
 
     fn processor(&self, profile: &ProcessorProfile) -> Processor {
@@ -203,6 +204,20 @@ impl Reader<'_> {
             chunk: PREFILL_GRID.iter().map(|&tokens| at(tokens)).collect(),
         }
     }
+}
+
+/// A cold-call correction by the gap and itself together. A call that is longer leaves less of a gap; where both together do
+/// not grow with the gap, the shorter gap counts.
+fn by_slack(cold: &ColdCall) -> Option<ColdCall> {
+    let (mut slacks, mut extra): (Vec<Millis>, Vec<Millis>) = (Vec::new(), Vec::new());
+    for (gap, &more) in cold.gaps().iter().zip(cold.extra()) {
+        let slack = Millis(gap.0 + more.0);
+        if slacks.last().is_none_or(|last| slack.0 > last.0) {
+            slacks.push(slack);
+            extra.push(more);
+        }
+    }
+    ColdCall::new(slacks, extra).ok()
 }
 
 /// Tokens of the largest sliding window of any block.

@@ -76,6 +76,8 @@ struct Report {
     method: &'static str,
     /// Plans or groupings that were looked at.
     judged: u64,
+    /// What the search left undone since it would have taken too long.
+    cut_short: Vec<String>,
     bottleneck: Option<&'static str>,
     next_best: Option<NextBest>,
     /// What would help most, the most helpful first.
@@ -201,6 +203,7 @@ fn report(
             Method::Genetic => "genetic",
         },
         judged: solution.judged,
+        cut_short: solution.cut_short.iter().map(ToString::to_string).collect(),
         bottleneck: explanation.map(|explanation| match explanation.bottleneck {
             Phase::Neither => "neither",
             Phase::Prefill => "prefill",
@@ -239,6 +242,9 @@ fn text(report: &Report, plan: &Plan, explanation: Option<&Explanation>) -> Stri
         report.judged,
         replicas(plan)
     );
+    for cut in &report.cut_short {
+        let _ = writeln!(out, "cut short: {cut}");
+    }
     if !plan.idle.is_empty() {
         let idle: Vec<&str> = plan.idle.iter().map(|device| device.0.as_str()).collect();
         let _ = writeln!(out, "idle: {}", idle.join(", "));
