@@ -354,7 +354,18 @@ fn what_limits_a_replica_is_said() {
             seen.extend(plan.replicas.iter().map(|r| std::mem::discriminant(&r.limit)));
         }
     }
-    for limit in [Limit::Stage(0), Limit::Memory, Limit::Qos, Limit::SlotCap] {
+    // No device holds the model, and rows travel slowly.
+    let mut problem = problem(Shape::of(6), 4);
+    for device in &mut problem.devices {
+        device.memory = DeviceMemory::Unified { total: Bytes(4_500_000_000) };
+    }
+    problem.workload.min_rate = TokensPerSecond(0.1);
+    if let Some(quality) = &mut problem.links.otherwise {
+        quality.bandwidth.0 = 1e5;
+    }
+    let (_, plan) = planned(&problem, &settings(ObjectiveKind::Els)).unwrap();
+    seen.extend(plan.replicas.iter().map(|r| std::mem::discriminant(&r.limit)));
+    for limit in [Limit::Stage(0), Limit::Link(0), Limit::Memory, Limit::Qos, Limit::SlotCap] {
         assert!(seen.contains(&std::mem::discriminant(&limit)), "{limit:?} never limits");
     }
 }

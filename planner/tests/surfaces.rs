@@ -150,6 +150,9 @@ fn an_explanation_names_the_bottleneck_the_next_best_and_what_helps() {
     assert_eq!(explanation.limits.len(), solution.plan.replicas.len());
     let (next, score, behind) = solution.next_best().unwrap();
     assert!(behind >= 0.0 && score >= solution.score && *next != solution.plan);
+    for kind in ["one more device", "links", "a slot context", "a minimum speed"] {
+        assert!(explanation.changes.iter().any(|c| c.what.starts_with(kind)), "{:?}", explanation.changes);
+    }
     // A device more helps most here, and no device makes it worse.
     assert!(explanation.changes[0].what.starts_with("one more device"), "{:?}", explanation.changes);
     assert!(explanation.changes[0].gain > 0.1);
