@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use super::decode::{Decoder, Done};
-use super::report::{ReplicaUse, Report, Served};
+use super::report::{ReplicaUse, Report, Served, thinned};
 use super::{DecodeView, Policy, PrefillView, Request, SimCluster};
 
 /// How far a simulation goes and what it notes down.
@@ -104,23 +104,12 @@ pub fn simulate(
     policy: &mut dyn Policy,
     bounds: Bounds,
 ) -> Option<Report> {
-    if !can_serve(cluster) {
+    if !cluster.can_serve() {
         return None;
     }
     let mut engine = Engine::new(cluster, requests, policy, bounds);
     engine.run();
     (!engine.endless && !engine.too_much()).then(|| engine.report())
-}
-
-/// Whether a request that is prefilled anywhere can be decoded somewhere.
-fn can_serve(cluster: &SimCluster) -> bool {
-    let replicas = cluster.replicas();
-    let reaches = |from: usize| {
-        (0..replicas.len())
-            .any(|to| replicas[to].decodes() && replicas[to].slots > 0 && cluster.connects(from, to))
-    };
-    let mut prefill = (0..replicas.len()).filter(|&r| replicas[r].prefills()).peekable();
-    prefill.peek().is_some() && prefill.all(|r| replicas[r].decodes() && replicas[r].slots > 0 || reaches(r))
 }
 
 impl<'a> Engine<'a> {
@@ -506,14 +495,4 @@ impl<'a> Engine<'a> {
             events: self.handled,
         }
     }
-}
-
-/// The state at `samples` points in time, from the states after every event.
-fn thinned(all: &[(f64, u32, u32)], end: f64, samples: usize) -> Vec<(f64, u32, u32)> {
-    let at = |i: usize| {
-        let time = end * i as f64 / samples as f64;
-        let before = all.partition_point(|entry| entry.0 <= time);
-        before.checked_sub(1).map_or((time, 0, 0), |b| (time, all[b].1, all[b].2))
-    };
-    (0..samples).map(at).collect()
 }

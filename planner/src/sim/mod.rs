@@ -118,6 +118,15 @@ impl SimCluster {
         self.handover[from * self.replicas.len() + to].possible()
     }
 
+    /// Whether a request that is prefilled anywhere can be decoded somewhere.
+    fn can_serve(&self) -> bool {
+        let has_slots = |r: usize| self.replicas[r].decodes() && self.replicas[r].slots > 0;
+        let reaches =
+            |from: usize| (0..self.replicas.len()).any(|to| has_slots(to) && self.connects(from, to));
+        let mut prefill = (0..self.replicas.len()).filter(|&r| self.replicas[r].prefills()).peekable();
+        prefill.peek().is_some() && prefill.all(|r| has_slots(r) || reaches(r))
+    }
+
     pub(crate) fn handover_seconds(&self, from: usize, to: usize, tokens: f64) -> f64 {
         self.handover[from * self.replicas.len() + to].seconds(tokens)
     }
