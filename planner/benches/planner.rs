@@ -9,13 +9,13 @@ mod common;
 use std::time::Instant;
 
 use cluster::{Millis, Role};
-use common::{Shape, problem};
+use common::{Detail, Shape, TwoKinds, problem};
 use planner::sim::{Bounds, Handover, Request, ShortestWork, SimCluster, SimReplica, simulate};
 use planner::suite::{EQUAL_BELOW, outcome, suite};
 use planner::testbed::Testbed;
 use planner::{
-    DecodeReading, Doubt, Effort, InDoubt, ObjectiveKind, Problem, Rng, Settings, SlotRule, Unwatched,
-    compare_in_doubt, solve, solve_robust,
+    DecodeReading, Doubt, Effort, EncodingRule, InDoubt, ObjectiveKind, Problem, Rng, Settings, SlotRule,
+    Unwatched, compare_in_doubt, solve, solve_robust,
 };
 
 fn main() {
@@ -68,6 +68,16 @@ fn exact() {
         });
         report(&format!("exact, els, {n} different devices"), seconds, limit);
     }
+    // Blocks that differ, as those with sliding windows do, and links that may be encoded.
+    for (n, limit) in [(8, 1.0), (10, 5.0), (12, 30.0)] {
+        let shape = Shape { blocks: 48, two_kinds: TwoKinds::Yes, detail: Detail::Cold, ..Shape::of(n) };
+        let problem = problem(shape, 5);
+        let settings = Settings { encoding: EncodingRule::WhereItBinds, ..settings(ObjectiveKind::Els) };
+        let seconds = fastest(1, || {
+            plan(&problem, &settings);
+        });
+        report(&format!("exact, els, {n} devices, 48 blocks that differ"), seconds, limit);
+    }
 }
 
 fn queue() {
@@ -114,7 +124,7 @@ fn genetic() {
 
 /// One chain of 16 devices, 80 blocks of two types: the dynamic program itself.
 fn partition() {
-    let shape = Shape { blocks: 80, two_kinds: common::TwoKinds::Yes, ..Shape::of(16) };
+    let shape = Shape { blocks: 80, two_kinds: TwoKinds::Yes, ..Shape::of(16) };
     let problem = problem(shape, 1);
     let seconds = planner::bench::partition_seconds(&problem, &Settings::default(), &|run| fastest(20, run));
     report("dynamic program, 16 devices, 80 blocks", seconds, 0.002);
