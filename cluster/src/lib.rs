@@ -33,6 +33,6 @@ pub use model::{
 pub use observation::{ObservedSteps, StageObservation, StepBucket, StepTotals, Tally, hop_time};
 pub use plan::{Limit, Plan, Prediction, ReplicaPlan, Role, StagePlan};
 pub use replica::{ReplicaState, StageMemory, StageReport};
-pub use stage_time::{NotMeasured, Phase, ProcessorKind, StageBatch, StageCall, StageParts, StageTimeError};
+pub use stage_time::{NotMeasured, Phase, ProcessorKind, StageBatch, StageParts, StageTimeError};
 pub use units::{Bytes, Millis, TokensPerSecond};
 pub use workload::{Arrivals, Lengths, Spread, TraceEntry, Workload};

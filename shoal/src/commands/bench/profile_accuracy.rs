@@ -7,14 +7,15 @@ use clap::Args;
 use cluster::Bytes;
 use comfy_table::{Table, presets};
 use node::default_threads;
-use profiler::{ACCURACY_BUDGET, Accuracy, AccuracyRequest, Reduction, Settings};
+use profiler::{ACCURACY_BUDGET, Accuracy, BenchRequest, Reduction, Settings};
 use serde::Serialize;
 
 use crate::cli::Globals;
 use crate::commands::model;
-use crate::commands::profile::{Ground, features, files, slices_budget, worker_command};
+use crate::commands::profile::{Ground, features, files, slices_budget};
 use crate::interrupt::Interrupt;
 use crate::output;
+use crate::programs::this_program;
 use crate::progress::ProgressView;
 
 /// Tokens per slot: what the deepest decode step and the longest prompt need.
@@ -65,11 +66,11 @@ pub(crate) fn run(args: &ProfileAccuracyArgs, globals: &Globals) -> Result<()> {
         budget: args.seconds.map_or(ACCURACY_BUDGET, |seconds| Duration::from_secs(seconds.into())),
         features: features(),
     };
-    let request = AccuracyRequest {
+    let request = BenchRequest {
         model: &file,
         reduction: &reduction,
         files: &files(&reduction, &slices),
-        command: &worker_command(globals)?,
+        command: &this_program(globals, "profile-worker")?,
         settings: &settings,
     };
     let mut view = ProgressView::new();
@@ -93,7 +94,7 @@ fn table(report: &Report) -> String {
     table.set_header(["call", "rows", "depth", "predicted", "measured", "error"]);
     for point in &report.accuracy.points {
         table.add_row([
-            point.phase.to_owned(),
+            point.phase.to_string(),
             point.rows.to_string(),
             point.depth.to_string(),
             format!("{:.2} ms", point.predicted_ms),

@@ -8,7 +8,6 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Args;
 use cluster::{Bytes, ModelHash};
-use node::agent::WorkerCommand;
 use node::{DEFAULT_CONTEXT, Folders, ModelFile, default_threads, model_hash};
 use profiler::{Files, Host, Key, ProfileError, ProfileStore, Reduction, Request, Settings, Step};
 use protocol::node::DeviceFacts;
@@ -19,8 +18,8 @@ use crate::cli::Globals;
 use crate::commands::model::{self, BorrowedSlices};
 use crate::commands::node::ask_for_devices;
 use crate::interrupt::Interrupt;
-use crate::logging;
 use crate::output;
+use crate::programs::this_program;
 use crate::progress::ProgressView;
 
 /// Share of a model's weights that the slices may have: what more of them would tell is little.
@@ -76,7 +75,7 @@ pub(crate) fn run(args: &ProfileArgs, globals: &Globals) -> Result<()> {
     let folders = model::folders(globals)?;
     let file = args.model.open(&folders)?;
     let interrupt = Interrupt::listen()?;
-    let command = worker_command(globals)?;
+    let command = this_program(globals, "profile-worker")?;
     let host = Host::here(ask_for_devices()?);
     let processors = profiler::choose_processors(&host, &args.device)?;
     let mut view = View::new(args.progress_json);
@@ -174,18 +173,6 @@ pub(crate) fn files(reduction: &Reduction, slices: &BorrowedSlices) -> Files {
         slices: reduction.ranges().into_iter().zip(paths).collect(),
         embedding: stored.embedding.path.clone(),
     }
-}
-
-/// This program again, as a measuring process.
-pub(crate) fn worker_command(globals: &Globals) -> Result<WorkerCommand> {
-    let program =
-        std::env::current_exe().context("finding this program, to start measuring processes from it")?;
-    let filter = logging::filter(globals.verbose);
-    Ok(WorkerCommand {
-        program,
-        args: vec!["profile-worker".into()],
-        env: vec![(logging::FILTER_VARIABLE.into(), filter.into())],
-    })
 }
 
 /// What llama.cpp was built with.

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, anyhow};
 use cluster::{DeviceProfile, ReplicaState, StageObservation};
 use futures::future::try_join_all;
 use node::agent::{Agent, Outlook, RemoteReplica, ReplicaConfig};
-use node::{Folders, NodeClient, Observer, ReplicaPlan};
+use node::{Folders, NodeClient, Observer, ReplicaPlan, ReplicaRequest};
 use orchestrator::{Limits, OrchestratorConfig};
 use protocol::tls::{ClusterCa, TlsIdentity};
 use tokio::net::TcpListener;
@@ -33,11 +33,11 @@ pub(super) async fn serve(args: &ServeArgs, globals: &Globals) -> Result<()> {
     let listener = bind(&args.listen).await?;
     let address = listener.local_addr().context("asking for the address of the API")?;
     let folders = model::folders(globals)?;
-    let plan = ReplicaPlan::new(model::open(&args.model, &folders)?, &args.request())?;
-    let profiles = args
-        .profiles
-        .as_deref()
-        .map_or(Ok(Vec::new()), |path| profiles::read(path, plan.model(), &folders))?;
+    let model = model::open(&args.model, &folders)?;
+    let profiles =
+        args.profiles.as_deref().map_or(Ok(Vec::new()), |path| profiles::read(path, &model, &folders))?;
+    let memory_costs = profiles.iter().find_map(|profile| profile.memory);
+    let plan = ReplicaPlan::new(model, &ReplicaRequest { memory_costs, ..args.request() })?;
     let facts = Facts::new(args.model_name.clone(), address, &plan);
     let hosts = Hosts::find(args).await?;
     let waiting_for = "slices to be cut".to_owned();
