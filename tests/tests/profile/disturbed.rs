@@ -8,8 +8,9 @@ use crate::profiling::Cache;
 fn a_measurement_whose_process_dies_is_recorded_and_the_rest_goes_on() {
     let cache = Cache::new();
     let mut running = cache.start(&[]).unwrap();
-    running.wait_for("decode at depth 0").unwrap();
-    signal(running.worker().expect("a measuring process"), "KILL").unwrap();
+    // Once it has measured, it is no longer on its way to where it could.
+    running.wait_for(r#"decode at depth 0","done":1,"#).unwrap();
+    signal(running.worker().unwrap(), "KILL").unwrap();
     let finished = running.finish().unwrap();
     assert!(finished.status.success(), "{}", finished.words());
     let profile = finished.profile().unwrap();
