@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Fuzzes the GGUF reader for some seconds (120 unless told). Needs a nightly Rust toolchain.
+# Fuzzes what reads files, GGUF and the planner's, for some seconds each (120 unless told). Needs a nightly Rust
+# toolchain.
 #
 #   scripts/fuzz.sh [SECONDS]
 set -euo pipefail
@@ -14,10 +15,13 @@ if ! cargo +nightly --version >/dev/null 2>&1; then
     exit 1
 fi
 cargo_tool cargo-fuzz 0.13.2
-cd gguf
 # Sanitizer builds have flags of their own and would push the workspace's outputs aside.
 export CARGO_TARGET_DIR=$shoal_cache/fuzz-target
-for target in $(cargo +nightly fuzz list); do
-    echo "== fuzz: $target, $seconds s"
-    cargo +nightly fuzz run "$target" -- -max_total_time="$seconds"
+for crate in gguf protocol; do
+    cd "$crate"
+    for target in $(cargo +nightly fuzz list); do
+        echo "== fuzz: $target, $seconds s"
+        cargo +nightly fuzz run "$target" -- -max_total_time="$seconds"
+    done
+    cd ..
 done

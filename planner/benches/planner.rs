@@ -14,7 +14,7 @@ use planner::sim::{Bounds, Handover, Request, ShortestWork, SimCluster, SimRepli
 use planner::suite::{EQUAL_BELOW, outcome, suite};
 use planner::testbed::Testbed;
 use planner::{
-    DecodeReading, Doubt, Effort, InDoubt, ObjectiveKind, Problem, Rng, Settings, Unwatched,
+    DecodeReading, Doubt, Effort, InDoubt, ObjectiveKind, Problem, Rng, Settings, SlotRule, Unwatched,
     compare_in_doubt, solve, solve_robust,
 };
 
@@ -72,19 +72,28 @@ fn exact() {
 
 fn queue() {
     let bed = testbed();
-    let (mut worst, mut sum, mut n) = (0.0_f64, 0.0, 0.0);
-    for configuration in bed.configurations().iter().filter(|c| c.devices == "8") {
-        let problem = bed.problem(configuration).unwrap();
-        let settings = bed.settings(ObjectiveKind::Queue, DecodeReading::Batched);
-        let seconds = fastest(2, || {
-            plan(&problem, &settings);
-        });
-        worst = worst.max(seconds);
-        sum += seconds;
-        n += 1.0;
+    for reading in [DecodeReading::Batched, DecodeReading::Serial] {
+        let (mut worst, mut sum, mut n) = (0.0_f64, 0.0, 0.0);
+        for configuration in bed.configurations().iter().filter(|c| c.devices == "8") {
+            let problem = bed.problem(configuration).unwrap();
+            let settings = bed.settings(ObjectiveKind::Queue, reading);
+            let seconds = fastest(2, || {
+                plan(&problem, &settings);
+            });
+            worst = worst.max(seconds);
+            sum += seconds;
+            n += 1.0;
+        }
+        report(&format!("queue, 8 devices of the test bed, {reading:?}, mean"), sum / n, 1.0);
+        report(&format!("queue, 8 devices of the test bed, {reading:?}, worst"), worst, 1.0);
     }
-    report("queue, 8 devices of the test bed, mean", sum / n, 1.0);
-    report("queue, 8 devices of the test bed, worst", worst, 1.0);
+    let random = (0..8).map(|seed| {
+        let problem = problem(Shape::of(8), 600 + seed);
+        fastest(1, || {
+            plan(&problem, &Settings { slots: SlotRule::Either, ..settings(ObjectiveKind::Queue) });
+        })
+    });
+    report("queue, 8 different devices, worst of 8 clusters", random.fold(0.0, f64::max), 1.0);
 }
 
 fn genetic() {

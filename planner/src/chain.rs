@@ -8,6 +8,10 @@ use crate::instance::{DEPTH_GRID, Handed, Instance, PREFILL_GRID, Processor, Vis
 use crate::prefill::PrefillTimes;
 use crate::sim::Handover;
 
+/// Rounds, and what is left between two of them, after which the time of cold calls is known well enough.
+const COLD_ROUNDS: usize = 24;
+const COLD_SLACK: f64 = 1e-4;
+
 /// Bytes of a token id on its way back to the first stage.
 const TOKEN_BYTES: f64 = 4.0;
 
@@ -143,9 +147,38 @@ impl Chain {
         let passes: Vec<Pass> = (0..=self.slots.max(1))
             .map(|rows| self.decode(inst, if inst.serial { 1 } else { rows.max(1) }))
             .collect();
-        (0..=self.slots.max(1))
-            .map(|n| time_per_token(inst.serial, n.max(1), &|rows| passes[rows]).0)
-            .collect()
+        let step = |rows: usize, g: usize| self.with_cold_calls(inst, passes[rows], (rows, g));
+        (0..=self.slots.max(1)).map(|n| time_per_token(inst.serial, n.max(1), &step).0).collect()
+    }
+
+    /// Time per token with `n` requests running, and in how many micro-batches.
+    pub(crate) fn time_per_token(&self, inst: &Instance, n: usize) -> (f64, usize) {
+        let step = |rows: usize, g: usize| self.with_cold_calls(inst, self.decode(inst, rows), (rows, g));
+        time_per_token(inst.serial, n, &step)
+    }
+
+    /// Time per token of `g` micro-batches of `rows` rows: that of a warm pass, and what stages take longer that have idled
+    /// meanwhile (DySCo, the controlled idle-gap experiment). The longer a token takes, the longer they idle, so that is
+    /// found step by step, from below.
+    fn with_cold_calls(&self, inst: &Instance, pass: Pass, (rows, g): (usize, usize)) -> f64 {
+        let warm = pass.sum.max(g as f64 * pass.slowest);
+        let cools = |device: &usize| inst.devices[*device].cold.is_some();
+        if self.len() == 1 || !self.devices.iter().any(cools) {
+            return warm;
+        }
+        let stages: Vec<f64> = (0..self.len()).map(|place| self.decode_stage(inst, place, rows)).collect();
+        let mut time = warm;
+        for _ in 0..COLD_ROUNDS {
+            let period = time / g as f64;
+            let places = self.devices.iter().zip(&stages);
+            let longer: f64 = places.map(|(&d, seconds)| inst.devices[d].cold_call(period - seconds)).sum();
+            let next = warm.max(pass.sum + longer);
+            if next <= time * (1.0 + COLD_SLACK) {
+                break;
+            }
+            time = next;
+        }
+        time
     }
 
     /// What handing a prompt's cache over to another replica takes: the time of the busiest network card on either side.
@@ -213,13 +246,10 @@ fn add_bytes(card: &mut Handover, bytes: Handed, per_byte: f64) {
     card.fixed += seconds(bytes.fixed);
 }
 
-/// `min over g of max(Λ(b), g · T_slowest(b))` with `b = ⌈n/g⌉`, and the best g. In the serial reading every request
-/// is a micro-batch of its own.
-pub(crate) fn time_per_token(serial: bool, n: usize, pass: &dyn Fn(usize) -> Pass) -> (f64, usize) {
-    let of = |g: usize| {
-        let pass = pass(n.div_ceil(g));
-        pass.sum.max(g as f64 * pass.slowest)
-    };
+/// `min over g of max(Λ(b), g · T_slowest(b))` with `b = ⌈n/g⌉`, and the best g; `step` is the maximum, by b and g. In the
+/// serial reading every request is a micro-batch of its own.
+fn time_per_token(serial: bool, n: usize, step: &dyn Fn(usize, usize) -> f64) -> (f64, usize) {
+    let of = |g: usize| step(n.div_ceil(g), g);
     if serial {
         return (of(n), n);
     }
@@ -261,4 +291,59 @@ pub(crate) fn forward_hops(inst: &Instance, chain: &[usize], encoding: LinkEncod
         sum: all.sum + time,
         slowest: all.slowest.max(time),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use cluster::{ColdCall, Millis};
+
+    use super::*;
+    use crate::exactness::common::{self, Detail, Shape};
+    use crate::settings::Settings;
+
+    /// Three devices in a chain, eight blocks each, with what idling costs them.
+    fn chain(cold: Option<&ColdCall>) -> (Instance, Chain) {
+        let mut problem = common::problem(Shape { detail: Detail::Full, ..Shape::of(3) }, 4);
+        problem.profiles.iter_mut().for_each(|profile| profile.cold_call = cold.cloned());
+        let chain =
+            Chain { devices: vec![0, 1, 2], blocks: vec![(8, 0); 3], slots: 12, encoding: LinkEncoding::F32 };
+        (Instance::new(&problem, &Settings::default()).unwrap(), chain)
+    }
+
+    #[test]
+    fn stages_that_wait_for_their_turn_start_cold() {
+        let cold = ColdCall::new(vec![Millis(5.0), Millis(25.0)], vec![Millis(1.0), Millis(8.0)]).unwrap();
+        let ((inst, chain), (warm, _)) = (chain(Some(&cold)), chain(None));
+        let (time, g) = chain.time_per_token(&inst, 1);
+        assert_eq!(g, 1);
+        // Each stage idles while the others work, and is so much longer as its own curve says for that gap.
+        let mut expected = chain.decode(&inst, 1).sum;
+        for place in 0..3 {
+            let slack = time - chain.decode_stage(&inst, place, 1);
+            let (mut low, mut high) = (0.0, slack);
+            for _ in 0..60 {
+                let middle = (low + high) / 2.0;
+                let longer = cold.after(Millis((slack - middle) * 1e3)).0 / 1e3;
+                if longer > middle { low = middle } else { high = middle }
+            }
+            assert!(low > 0.0);
+            expected += low;
+        }
+        assert!((time / expected - 1.0).abs() < 1e-3, "{time} instead of {expected}");
+        let tpot = chain.tpot(&inst);
+        assert_eq!(tpot[1], time);
+        assert!(tpot.iter().zip(chain.tpot(&warm)).all(|(cold, warm)| *cold >= warm));
+    }
+
+    #[test]
+    fn a_stage_that_is_never_idle_is_never_cold() {
+        let cold = ColdCall::new(vec![Millis(0.001)], vec![Millis(50.0)]).unwrap();
+        let (inst, chain) = chain(Some(&cold));
+        let alone = Chain { devices: vec![0], blocks: vec![(24, 0)], ..chain.clone() };
+        assert_eq!(alone.time_per_token(&inst, 4).0, alone.decode(&inst, 4).sum);
+        // With enough micro-batches the slowest stage has no gap, and the time per token is what it takes for all of them.
+        let slowest = chain.decode(&inst, 1).slowest;
+        let busy = chain.with_cold_calls(&inst, chain.decode(&inst, 1), (1, 200));
+        assert!((busy / (200.0 * slowest) - 1.0).abs() < 1e-6, "{busy}");
+    }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use cluster::{Bytes, DeviceId, DeviceMemory, NodeId, Role};
 
 use crate::evaluate::{Evaluator, Replica, Roles};
-use crate::grouping::states::{States, steps};
+use crate::grouping::states::{States, affordable};
 use crate::instance::{Buffers, Instance};
 use crate::layout::Layouter;
 use crate::partition::Master;
@@ -119,8 +119,7 @@ fn fastest(
     let settings = Settings { slots: SlotRule::MostTokens, ..settings.clone() };
     let Ok(inst) = Instance::new(&problem, &settings) else { return Ok(None) };
     let evaluator = Evaluator::new(&inst, &settings, Roles::AlsoMixed);
-    let sizes: Vec<usize> = inst.classes.iter().map(Vec::len).collect();
-    let groups: Vec<Vec<u16>> = if steps(&sizes) <= settings.effort.exact_steps {
+    let groups: Vec<Vec<u16>> = if affordable(&evaluator, &settings.effort) {
         let states = States::new(&evaluator, watch)?;
         (1..=states.full()).map(|state| states.classes(state)).collect()
     } else {

@@ -1,6 +1,8 @@
 //! What a group of devices is worth in each role, remembered. Groups are named by the classes of their devices, so that
 //! two groups that can do the same are laid out once.
 
+use std::collections::hash_map::Entry;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use cluster::Role;
@@ -63,6 +65,8 @@ pub(crate) struct Evaluator<'a> {
     rules: &'static [SlotRule],
     roles: Roles,
     options: RwLock<FxHashMap<Box<[u16]>, Options>>,
+    /// What laying out the groups in `options` took.
+    spent: AtomicU64,
     replicas: RwLock<FxHashMap<ReplicaKey, Option<Arc<Replica>>>>,
 }
 
@@ -77,6 +81,7 @@ impl<'a> Evaluator<'a> {
             },
             roles,
             options: RwLock::default(),
+            spent: AtomicU64::new(0),
             replicas: RwLock::default(),
         }
     }
@@ -91,8 +96,23 @@ impl<'a> Evaluator<'a> {
         known.unwrap_or_else(|| {
             let found: Options = self.evaluate(&self.representatives(classes)).into();
             let mut options = self.options.write().unwrap_or_else(PoisonError::into_inner);
-            options.entry(classes.into()).or_insert(found).clone()
+            let known = options.entry(classes.into());
+            if matches!(known, Entry::Vacant(_)) {
+                self.spent.fetch_add(self.layouter.work(classes.len()), Ordering::Relaxed);
+            }
+            known.or_insert(found).clone()
         })
+    }
+
+    /// What laying out all groups asked for so far took, in steps: the same on any number of threads, since a group counts
+    /// once, whoever lays it out.
+    pub(crate) fn spent(&self) -> u64 {
+        self.spent.load(Ordering::Relaxed)
+    }
+
+    /// About what laying out a group of so many devices takes, in steps.
+    pub(crate) fn work(&self, devices: usize) -> u64 {
+        self.layouter.work(devices)
     }
 
     /// The first devices of each class.

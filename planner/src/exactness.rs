@@ -87,7 +87,7 @@ fn best_by_listing(problem: &Problem, settings: &Settings) -> Score {
         }
         for plan in plans(&evaluator, &grouping) {
             let score = match settings.objective {
-                ObjectiveKind::Queue => [search.simulate(&plan, f64::INFINITY), 0.0, 0.0],
+                ObjectiveKind::Queue => [search.simulate(&plan, (f64::INFINITY, &[])), 0.0, 0.0],
                 kind => by_rates(kind).score(&inst.work, rates(&plan)),
             };
             best = if better(&score, &best) { score } else { best };
@@ -122,7 +122,7 @@ fn assert_exact(shape: Shape, seeds: std::ops::Range<u64>, objective: ObjectiveK
 fn els_and_ft_find_the_best_of_all_plans() {
     for devices in 1..=7 {
         for types in [0, 2] {
-            for detail in [Detail::Plain, Detail::Full] {
+            for detail in [Detail::Plain, Detail::Full, Detail::Cold] {
                 let shape = Shape { types, detail, ..Shape::of(devices) };
                 assert_exact(shape, 0..2, ObjectiveKind::Els);
                 assert_exact(shape, 10..12, ObjectiveKind::Ft);

@@ -1,4 +1,4 @@
-//! Facts of the paper and of the fixture that the cost model reproduces (`planner-notes`, finding 7).
+//! Facts of the paper and of the fixture that the cost model reproduces.
 
 use crate::chain::Chain;
 use crate::instance::{Buffers, Instance};

@@ -8,7 +8,7 @@ mod order;
 mod processor;
 mod read;
 
-use cluster::{DeviceId, LayerRange, ModelShape};
+use cluster::{ColdCall, DeviceId, LayerRange, Millis, ModelShape};
 
 use crate::partition::Master;
 use crate::problem::{Problem, ProblemError};
@@ -32,9 +32,25 @@ pub(crate) struct DenseDevice {
     pub cpu_bytes: f64,
     pub prefill_buffer: f64,
     pub decode_buffer: f64,
+    /// What a stage's process takes besides weights and cache, where its costs were measured; the buffers above otherwise.
+    pub process: Option<ProcessMemory>,
     pub overhead: f64,
     /// Seconds of looking token embeddings up, if it is the first stage.
     pub embedding: Option<ByVisit>,
+    /// What a call takes longer, by the time from one call's end to the next one's without that: what is left of it is the
+    /// gap.
+    pub cold: Option<ColdCall>,
+}
+
+/// Bytes of a stage's process besides weights and cache, by slots: of the master, and of any other stage.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct ProcessMemory {
+    /// Compute buffers, beside the blocks.
+    pub compute: [Vec<f64>; 2],
+    /// Code, runtime and vocabulary, in the host's memory.
+    pub runtime: [Vec<f64>; 2],
+    /// Whether the GPU's memory is the host's.
+    pub unified: bool,
 }
 
 /// What a stage must have room for besides blocks.
@@ -61,15 +77,30 @@ impl DenseDevice {
         }
     }
 
+    /// Bytes that a stage takes beside its blocks, and in the host's memory.
+    fn besides(&self, buffers: Buffers, master: Master, slots: usize) -> (f64, f64) {
+        let Some(process) = &self.process else { return (self.buffer(buffers), 0.0) };
+        let which = usize::from(master == Master::No);
+        let at = |by_slots: &[f64]| by_slots[slots.min(by_slots.len() - 1)];
+        let (compute, runtime) = (at(&process.compute[which]), at(&process.runtime[which]));
+        if process.unified { (compute + runtime, 0.0) } else { (compute, runtime) }
+    }
+
     /// Whether norm and head are on the GPU when this device is the master: if it has room for them.
     pub(crate) fn head_on_gpu(&self, head_bytes: f64) -> bool {
-        let largest = self.buffer(Buffers::Both);
-        self.gpu.is_some() && (self.cpu.is_none() || self.gpu_bytes >= head_bytes + largest)
+        let (besides, _) = self.besides(Buffers::Both, Master::Yes, 1);
+        self.gpu.is_some() && (self.cpu.is_none() || self.gpu_bytes >= head_bytes + besides)
     }
 
     /// The processor that computes norm and head when this device is the master.
     pub(crate) fn head_processor(&self, head_bytes: f64) -> Option<&Processor> {
         if self.head_on_gpu(head_bytes) { self.gpu.as_ref() } else { self.cpu.as_ref() }
+    }
+
+    /// Seconds that a call takes longer if the next is that much later than a warm one would end.
+    pub(crate) fn cold_call(&self, slack: f64) -> f64 {
+        let after = |cold: &ColdCall| cold.after(Millis(slack.max(0.0) * 1e3)).0 / 1e3;
+        self.cold.as_ref().map_or(0.0, after)
     }
 
     /// Seconds of looking embeddings up.
@@ -142,8 +173,9 @@ impl Instance {
         let averaged = settings.blocks == BlockDetail::Averaged && kinds.len() > 1;
         let shares = averaged.then(|| shares_of(&kind_of, kinds.len()));
         let reader = Reader { problem, settings, kinds: &kinds, shares: shares.as_deref() };
-        let order = canonical_order(problem, &reader);
-        let devices: Vec<DenseDevice> = order.iter().map(|&d| reader.device(d)).collect();
+        let read: Vec<DenseDevice> = (0..problem.devices.len()).map(|d| reader.device(d)).collect();
+        let order = canonical_order(problem, &read);
+        let devices: Vec<DenseDevice> = order.iter().map(|&d| read[d].clone()).collect();
         let links = links_of(problem, &order);
         let n = devices.len();
         let uniform_links = (0..n * n).all(|i| i % (n + 1) == 0 || links[i] == links[1]);
@@ -221,15 +253,16 @@ impl Instance {
     /// block is not used, so that compute buffers are on the CPU.
     pub(crate) fn room(&self, device: usize, buffers: Buffers, master: Master, slots: usize) -> Room {
         let device = &self.devices[device];
-        let besides = device.buffer(buffers) + self.global_bytes;
+        let (besides, on_host) = device.besides(buffers, master, slots);
+        let besides = besides + self.global_bytes;
         let head = if master == Master::Yes { self.head_bytes } else { 0.0 };
         let (on_gpu, on_cpu) = if device.head_on_gpu(self.head_bytes) { (head, 0.0) } else { (0.0, head) };
         let gpu = device.gpu_bytes - besides - on_gpu;
         let smallest = self.need(slots).iter().copied().fold(f64::INFINITY, f64::min);
         if device.gpu.is_some() && (gpu >= smallest || device.cpu.is_none()) {
-            Room { gpu, cpu: device.cpu_bytes - on_cpu }
+            Room { gpu, cpu: device.cpu_bytes - on_host - on_cpu }
         } else {
-            Room { gpu: -1.0, cpu: device.cpu_bytes - besides - on_cpu }
+            Room { gpu: -1.0, cpu: device.cpu_bytes - besides - on_host - on_cpu }
         }
     }
 

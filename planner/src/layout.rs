@@ -4,9 +4,10 @@
 
 use cluster::LinkEncoding;
 
-use crate::chain::{Chain, Pass, forward_hops, hops, time_per_token};
+use crate::chain::{Chain, forward_hops, hops};
 use crate::instance::{Buffers, Instance, Processor, Visit};
 use crate::partition::dp::{self, Allowed};
+use crate::partition::relaxed::Relaxed;
 use crate::partition::waterfill::Waterfill;
 use crate::partition::{Blocks, Master, Partition, Side, StageModel, Tier, TokenHops, rotation};
 use crate::ring::ring;
@@ -14,6 +15,25 @@ use crate::settings::{EncodingRule, SlotRule};
 
 /// A role's smaller encodings must gain this much to be worth their rounding.
 const ENCODING_GAIN: f64 = 1.01;
+
+/// Rates closer than this, relatively, are equal.
+const EQUAL: f64 = 1e-9;
+
+/// Steps of the dynamic program that take as long as one of the algorithm for blocks that are alike.
+const STEPS: u64 = 4000;
+
+/// Steps that dynamic programs may take for one group, but for the few most hopeful ones.
+const MOST_STEPS: usize = 32_000_000;
+const FEW: usize = 4;
+
+/// A group that is to decode: its order, what it needs room for, the most slots that fit, and how rows travel.
+#[derive(Debug, Clone, Copy)]
+struct Asked<'o> {
+    order: &'o [usize],
+    buffers: Buffers,
+    most: usize,
+    encoding: LinkEncoding,
+}
 
 /// How a group may be laid out.
 #[derive(Debug, Clone, Copy)]
@@ -29,7 +49,7 @@ impl<'a> Layouter<'a> {
         let slots = order.len().min(self.inst.work.max_slots);
         let stages = self.stages(&order, Buffers::Prefill, Visit::Prompt, slots);
         let partition = self.fastest_slowest(&stages, slots)?;
-        self.encoded(|encoding| {
+        self.encoded(|encoding, _| {
             let chain = chain_of(&order, &partition, slots, encoding);
             let links = forward_hops(self.inst, &chain.devices, encoding, self.inst.work.prompt);
             let rate = self.inst.work.prompt / partition.slowest.max(links.slowest);
@@ -41,10 +61,18 @@ impl<'a> Layouter<'a> {
     pub(crate) fn decode(&self, group: &[usize], rule: SlotRule, buffers: Buffers) -> Option<(Chain, f64)> {
         let order = ring(self.inst, group)?;
         let most = self.most_slots(&order, buffers)?;
-        self.encoded(|encoding| match rule {
-            SlotRule::Largest => self.largest(&order, buffers, most, encoding),
-            SlotRule::MostTokens | SlotRule::Either => self.most_tokens(&order, buffers, most, encoding),
+        let asked = |encoding| Asked { order: &order, buffers, most, encoding };
+        self.encoded(|encoding, above| match rule {
+            SlotRule::Largest => self.largest(asked(encoding)),
+            SlotRule::MostTokens | SlotRule::Either => self.most_tokens(asked(encoding), above),
         })
+    }
+
+    /// About how many steps it takes to lay a group of so many devices out: where blocks are all alike few for each
+    /// device, else a dynamic program for each master.
+    pub(crate) fn work(&self, devices: usize) -> u64 {
+        let (k, n) = (devices as u64, self.inst.n_blocks() as u64);
+        if self.fast() { k } else { k + k * k * k * n * n / STEPS }
     }
 
     /// One run of the partition, for the bench.
@@ -53,15 +81,34 @@ impl<'a> Layouter<'a> {
         self.fastest_slowest(&stages, 1)
     }
 
-    fn encoded(&self, layout: impl Fn(LinkEncoding) -> Option<(Chain, f64)>) -> Option<(Chain, f64)> {
+    /// The layout with the encoding that the rule says. `layout` is told the rate that it must be above to be of use.
+    fn encoded(&self, layout: impl Fn(LinkEncoding, f64) -> Option<(Chain, f64)>) -> Option<(Chain, f64)> {
         match self.encoding {
-            EncodingRule::Fixed(encoding) => layout(encoding),
+            EncodingRule::Fixed(encoding) => layout(encoding, 0.0),
             EncodingRule::WhereItBinds => {
-                let all: Vec<_> = LinkEncoding::ALL.into_iter().filter_map(layout).collect();
-                let best = all.iter().map(|(_, rate)| *rate).fold(0.0, f64::max);
-                all.into_iter().find(|(_, rate)| rate * ENCODING_GAIN >= best)
+                let mut best: Option<(Chain, f64)> = None;
+                for encoding in LinkEncoding::ALL {
+                    let above = best.as_ref().map_or(0.0, |(_, rate)| rate * ENCODING_GAIN);
+                    let found = layout(encoding, above);
+                    best = found.filter(|(_, rate)| *rate > above).or(best);
+                    if best.as_ref().is_some_and(|(chain, rate)| !self.links_bind(chain, *rate)) {
+                        break;
+                    }
+                }
+                best
             }
         }
+    }
+
+    /// Whether a chain that computes so many tokens per second would be faster by more than [`ENCODING_GAIN`] if rows took no
+    /// bandwidth at all.
+    fn links_bind(&self, chain: &Chain, rate: f64) -> bool {
+        let tokens = chain.slots as f64;
+        let of_rows = |rows: f64| forward_hops(self.inst, &chain.devices, chain.encoding, rows);
+        // The same for a prompt's rows as for those of all slots: whichever way they are batched, they pass each link once.
+        let (all, none) = (of_rows(tokens), of_rows(0.0));
+        let gain = (all.sum - none.sum).max(all.slowest - none.slowest);
+        gain * ENCODING_GAIN > (ENCODING_GAIN - 1.0) * tokens / rate
     }
 
     /// The most slots whose caches fit beside the blocks, of those allowed.
@@ -71,7 +118,7 @@ impl<'a> Layouter<'a> {
             if self.fast() {
                 self.waterfill(&stages, slots).fits()
             } else {
-                self.fastest_slowest(&stages, slots).is_some()
+                self.with_allowed(|allowed| dp::fits(&stages, self.blocks(slots), allowed))
             }
         };
         if order.len() > self.inst.n_blocks() || !fits(1) {
@@ -87,15 +134,14 @@ impl<'a> Layouter<'a> {
 
     /// The paper's rule: the largest number of slots at which the partition with the fastest slowest stage keeps the
     /// speed asked for.
-    fn largest(
-        &self,
-        order: &[usize],
-        buffers: Buffers,
-        most: usize,
-        encoding: LinkEncoding,
-    ) -> Option<(Chain, f64)> {
+    fn largest(&self, asked: Asked<'_>) -> Option<(Chain, f64)> {
+        let Asked { order, buffers, most, encoding } = asked;
         let max_tpot = self.inst.work.max_tpot;
         for slots in (1..=most).rev() {
+            let least = |g: usize| self.least_tpot(&asked, (slots, g), max_tpot);
+            if !self.micro_batches(slots, order.len()).any(|g| least(g) <= max_tpot) {
+                continue;
+            }
             let rows = self.rows(slots, order.len());
             let stages = self.stages(order, buffers, Visit::Decode(rows), slots);
             let Some(partition) = self.fastest_slowest(&stages, slots) else { continue };
@@ -108,38 +154,73 @@ impl<'a> Layouter<'a> {
         None
     }
 
-    /// Shoal's rule: slots, micro-batches and partition with the most tokens per second at the speed asked for; the
-    /// most slots among equals.
-    fn most_tokens(
-        &self,
-        order: &[usize],
-        buffers: Buffers,
-        most: usize,
-        encoding: LinkEncoding,
-    ) -> Option<(Chain, f64)> {
+    /// Shoal's rule: slots, micro-batches and partition with the most tokens per second at the speed asked for, if they are
+    /// more than `above`; the most slots among equals.
+    fn most_tokens(&self, asked: Asked<'_>, above: f64) -> Option<(Chain, f64)> {
+        let Asked { order, buffers, encoding, .. } = asked;
         let max_tpot = self.inst.work.max_tpot;
         let mut best: Option<(Chain, f64)> = None;
-        for slots in (1..=most).rev() {
-            for g in self.micro_batches(slots, order.len()) {
-                let rows = if self.inst.serial { 1 } else { slots.div_ceil(g) };
-                // Strictly more tokens, or speed enough at all.
-                let target = best.as_ref().map_or(max_tpot, |(_, rate)| max_tpot.min(slots as f64 / rate));
-                if self.ideal_tpot(order, rows, g) > target {
-                    continue;
-                }
-                let stages = self.stages(order, buffers, Visit::Decode(rows), slots);
-                let hops = hops(self.inst, order, encoding, rows as f64);
-                let hops = TokenHops { g: g as f64, links: hops.sum, link: hops.slowest };
-                let Some(partition) = self.fastest_token(&stages, slots, hops, target) else { continue };
-                let chain = chain_of(order, &partition, slots, encoding);
-                let tpot = self.tpot(&chain, slots);
-                let rate = slots as f64 / tpot;
-                if tpot <= max_tpot && best.as_ref().is_none_or(|(_, r)| rate > r * (1.0 + 1e-9)) {
-                    best = Some((chain, rate));
-                }
+        let steps = (order.len() * self.inst.n_blocks()).pow(2);
+        let tries = if self.fast() { usize::MAX } else { (MOST_STEPS / steps).max(FEW) };
+        for (hoped, slots, g) in self.hopeful(&asked, above).into_iter().take(tries) {
+            let rate_now = best.as_ref().map_or(above, |(_, rate)| *rate);
+            if hoped < rate_now * (1.0 - EQUAL) {
+                break;
+            }
+            // As many tokens at least, and speed enough at all.
+            let target = max_tpot.min(slots as f64 / rate_now * (1.0 + EQUAL));
+            let rows = if self.inst.serial { 1 } else { slots.div_ceil(g) };
+            let stages = self.stages(order, buffers, Visit::Decode(rows), slots);
+            let hops = self.token_hops(&asked, (rows, g));
+            let Some(partition) = self.fastest_token(&stages, slots, hops, target) else { continue };
+            let chain = chain_of(order, &partition, slots, encoding);
+            let tpot = self.tpot(&chain, slots);
+            let rate = slots as f64 / tpot;
+            let better = best.as_ref().is_none_or(|(chain, best)| {
+                rate > best * (1.0 + EQUAL) || (rate >= best * (1.0 - EQUAL) && slots > chain.slots)
+            });
+            if tpot <= max_tpot && rate > above && better {
+                best = Some((chain, rate));
             }
         }
         best
+    }
+
+    /// Slots and micro-batches that may give more than `above` tokens per second, with what they give at most, the most
+    /// hopeful first.
+    fn hopeful(&self, asked: &Asked<'_>, above: f64) -> Vec<(f64, usize, usize)> {
+        let mut hopeful = Vec::new();
+        for slots in (1..=asked.most).rev() {
+            let most = self.inst.work.max_tpot.min(slots as f64 / above);
+            for g in self.micro_batches(slots, asked.order.len()) {
+                // One row more in a micro-batch costs the same for all; where partitions are dear, only full ones are tried.
+                if !self.fast() && slots != asked.most && !slots.is_multiple_of(g) {
+                    continue;
+                }
+                let least = self.least_tpot(asked, (slots, g), most);
+                if least <= most {
+                    hopeful.push((slots as f64 / least, slots, g));
+                }
+            }
+        }
+        hopeful.sort_by(|a, b| b.0.total_cmp(&a.0).then(b.1.cmp(&a.1)).then(a.2.cmp(&b.2)));
+        hopeful
+    }
+
+    /// No partition has a shorter time per token; looked at closely only where it may be within `most`.
+    fn least_tpot(&self, asked: &Asked<'_>, (slots, g): (usize, usize), most: f64) -> f64 {
+        let rows = if self.inst.serial { 1 } else { slots.div_ceil(g) };
+        let ideal = self.ideal_tpot(asked.order, rows, g);
+        if self.fast() || ideal > most {
+            return ideal;
+        }
+        let stages = self.stages(asked.order, asked.buffers, Visit::Decode(rows), slots);
+        Relaxed::new(&stages, self.blocks(slots)).token(self.token_hops(asked, (rows, g))).max(ideal)
+    }
+
+    fn token_hops(&self, asked: &Asked<'_>, (rows, g): (usize, usize)) -> TokenHops {
+        let hops = hops(self.inst, asked.order, asked.encoding, rows as f64);
+        TokenHops { g: g as f64, links: hops.sum, link: hops.slowest }
     }
 
     /// The time per token if blocks could be shared out in fractions and all fitted where they are fastest.
@@ -160,7 +241,7 @@ impl<'a> Layouter<'a> {
     }
 
     fn tpot(&self, chain: &Chain, slots: usize) -> f64 {
-        time_per_token(self.inst.serial, slots, &|rows| -> Pass { chain.decode(self.inst, rows) }).0
+        chain.time_per_token(self.inst, slots).0
     }
 
     /// Whether the fast algorithm applies.
@@ -179,9 +260,13 @@ impl<'a> Layouter<'a> {
         if self.fast() {
             return self.waterfill(stages, slots).fastest_slowest();
         }
+        self.with_allowed(|allowed| dp::partition(stages, self.blocks(slots), allowed))
+    }
+
+    /// Calls with the ranges of blocks that may be stages, if not all may.
+    fn with_allowed<T>(&self, call: impl FnOnce(Option<Allowed<'_>>) -> T) -> T {
         let allowed = |start: usize, end: usize| self.inst.allows(start, end);
-        let allowed: Option<Allowed<'_>> = (!self.inst.free_cuts()).then_some(&allowed);
-        dp::partition(stages, self.blocks(slots), allowed)
+        call((!self.inst.free_cuts()).then_some(&allowed))
     }
 
     fn fastest_token(
@@ -193,9 +278,9 @@ impl<'a> Layouter<'a> {
     ) -> Option<Partition> {
         let target = target * (1.0 + 1e-9);
         if !self.fast() {
-            let allowed = |start: usize, end: usize| self.inst.allows(start, end);
-            let allowed: Option<Allowed<'_>> = (!self.inst.free_cuts()).then_some(&allowed);
-            return dp::fastest_token(stages, self.blocks(slots), allowed, (hops, target));
+            return self.with_allowed(|allowed| {
+                dp::fastest_token(stages, self.blocks(slots), allowed, (hops, target))
+            });
         }
         self.waterfill(stages, slots).fastest_token(hops, target)
     }

@@ -46,7 +46,7 @@ pub use problem::{Problem, ProblemError};
 pub use replay::{StageUse, cluster_of, predict, too_large, utilisation};
 pub use rng::Rng;
 pub use robust::{Doubt, InDoubt, compare_in_doubt, solve_robust};
-pub use search::Method;
+pub use search::{CutShort, Method};
 pub use settings::{
     BlockDetail, DecodeReading, Effort, EncodingRule, KvLayout, ObjectiveKind, Settings, SlotRule,
 };

@@ -14,6 +14,8 @@ pub struct PrefillTimes {
     chunk: f64,
     /// One chunk on an empty cache, by its tokens.
     points: Vec<(f64, Pass)>,
+    /// The first whole chunk.
+    first: Pass,
     /// The first, second, … whole chunk of a prompt; empty where the depth of the cache does not matter.
     whole: Vec<Pass>,
     /// Seconds of the slowest stage for all whole chunks before.
@@ -23,13 +25,17 @@ pub struct PrefillTimes {
 impl PrefillTimes {
     /// `points` are one chunk on an empty cache, by its tokens, rising.
     pub(crate) fn new(chunk: f64, points: Vec<(f64, Pass)>) -> Self {
-        Self { chunk, points, whole: Vec::new(), before: Vec::new() }
+        let none = Pass { sum: 0.0, slowest: 0.0 };
+        let mut times = Self { chunk, points, first: none, whole: Vec::new(), before: Vec::new() };
+        times.first = times.at(chunk);
+        times
     }
 
     /// With what whole chunks take at each depth, up to a slot's context.
     pub(crate) fn deeper(mut self, context: f64, whole: impl Fn(f64) -> Pass) -> Self {
         let n = (context / self.chunk).ceil().clamp(1.0, MOST_CHUNKS) as u32;
         self.whole = (0..n).map(|i| whole(f64::from(i) * self.chunk)).collect();
+        self.first = self.nth(0);
         let mut sum = 0.0;
         let before = std::iter::once(0.0).chain(self.whole.iter().map(|pass| {
             sum += pass.slowest;
@@ -56,7 +62,7 @@ impl PrefillTimes {
         if n == 0 {
             return last;
         }
-        let first = self.nth(0);
+        let first = self.first;
         let slowest = if self.whole.is_empty() {
             full * first.slowest
         } else {
@@ -77,7 +83,7 @@ impl PrefillTimes {
         if self.whole.is_empty() || n == 0 {
             return shallow;
         }
-        let (deep, first, share) = (self.nth(n), self.nth(0), tokens / self.chunk);
+        let (deep, first, share) = (self.nth(n), self.first, tokens / self.chunk);
         Pass {
             sum: shallow.sum + (deep.sum - first.sum) * share,
             slowest: shallow.slowest + (deep.slowest - first.slowest) * share,
@@ -86,7 +92,7 @@ impl PrefillTimes {
 
     /// A whole chunk, after `n` others.
     fn nth(&self, n: usize) -> Pass {
-        self.whole.get(n).or(self.whole.last()).copied().unwrap_or_else(|| self.at(self.chunk))
+        self.whole.get(n).or(self.whole.last()).copied().unwrap_or(self.first)
     }
 
     /// One chunk on an empty cache.

@@ -60,10 +60,11 @@ pub enum ProblemError {
     TraceTooLong { index: usize, tokens: u64, context: u32 },
 }
 
-/// What can be planned in bounded memory and time: more than any cluster in an office, and any model, has.
+/// What can be planned in bounded memory and time: more than any cluster in an office has, and what llama.cpp can run
+/// (`LLAMA_MAX_LAYERS` in llama.cpp's `src/llama-hparams.h`, `LLAMA_MAX_SEQ` in `src/llama-cparams.h`).
 const MOST_DEVICES: u64 = 2048;
-const MOST_BLOCKS: u64 = 4096;
-const MOST_SLOTS: u64 = 1024;
+const MOST_BLOCKS: u64 = 512;
+const MOST_SLOTS: u64 = 256;
 const MOST_REQUESTS: u64 = 1_000_000;
 const MOST_TOKENS: u64 = 1 << 24;
 

@@ -2,7 +2,7 @@
 
 use cluster::{Plan, Prediction, ReplicaPlan, StagePlan};
 
-use crate::chain::{Chain, forward_hops, time_per_token};
+use crate::chain::{Chain, forward_hops};
 use crate::diagnose::holds;
 use crate::evaluate::{Replica, replica};
 use crate::instance::Instance;
@@ -73,7 +73,7 @@ fn stage_use(inst: &Instance, replica: &Replica, used: &ReplicaUse, (place, end)
         link: used.prefilling * link(inst.work.prompt) / slowest,
     };
     for (n, seconds) in used.decoding.iter().enumerate().skip(1).filter(|(_, seconds)| **seconds > 0.0) {
-        let (tpot, g) = time_per_token(inst.serial, n, &|rows| chain.decode(inst, rows));
+        let (tpot, g) = chain.time_per_token(inst, n);
         let rows = if inst.serial { 1 } else { n.div_ceil(g) };
         let steps = seconds / tpot * g as f64;
         busy.stage += steps * chain.decode_stage(inst, place, rows);

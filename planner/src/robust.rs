@@ -71,7 +71,7 @@ pub fn solve_robust(
     let (trials, drawn) = (trials(problem, settings), drawn(problem, settings));
     let evaluator = Evaluator::new(&inst, settings, roles_of(settings.objective));
     let search = Search { evaluator: &evaluator, settings, trials: &trials, keep: doubt.candidates, watch };
-    let Ranked { mut plans, method, judged } = search.run()?;
+    let Ranked { mut plans, method, judged, cut_short } = search.run()?;
     let paper = Settings { objective: ObjectiveKind::Els, slots: SlotRule::Largest, ..settings.clone() };
     let apart = Evaluator::new(&inst, &paper, roles_of(paper.objective));
     let of_paper = Search { evaluator: &apart, settings: &paper, trials: &trials, keep: 1, watch }.run()?;
@@ -104,7 +104,8 @@ pub fn solve_robust(
     let Some((score, plan)) = solutions.next() else {
         return Err(crate::diagnose::why_not(problem, settings, (&inst, watch)));
     };
-    Ok(Solution { plan, score, others: solutions.take(2).collect(), bound: None, method, judged })
+    let others = solutions.take(2).collect();
+    Ok(Solution { plan, score, others, bound: None, method, judged, cut_short })
 }
 
 /// What one plan gives in one world.
@@ -166,7 +167,7 @@ fn score(evaluator: &Evaluator<'_>, settings: &Settings, draft: &Draft, world: &
         replicas.iter().map(|r: &Arc<Replica>| replica(&world.inst, r.role, r.chain.clone())).collect();
     if settings.objective == ObjectiveKind::Queue {
         let references: Vec<&Replica> = changed.iter().collect();
-        return world.trials.score(&world.inst, &references, f64::INFINITY);
+        return world.trials.score(&world.inst, &references, (f64::INFINITY, &[]));
     }
     let work = &world.inst.work;
     let mut rates = Rates::default();

@@ -1,5 +1,6 @@
 //! Picks the search that fits a problem's size and objective, and ranks the plans it finds.
 
+use std::fmt;
 use std::sync::Arc;
 
 use cluster::Role;
@@ -8,8 +9,8 @@ use rayon::prelude::*;
 use crate::evaluate::{Draft, DraftGroup, Evaluator, GroupOption, Replica, Roles, totals};
 use crate::grouping::enumerate::{Choice, Listing, Plans, all};
 use crate::grouping::fronts::Fronts;
-use crate::grouping::genetic::{self, Context};
-use crate::grouping::states::{States, steps};
+use crate::grouping::genetic::{self, Context, Found};
+use crate::grouping::states::{States, affordable};
 use crate::instance::Instance;
 use crate::objective::{Objective, Rates, Reach, Score, Trials, better, by_rates, compare};
 use crate::roles::assign;
@@ -39,6 +40,50 @@ pub(crate) struct Ranked {
     pub method: Method,
     /// Plans, or groupings, that were judged.
     pub judged: u64,
+    pub cut_short: Vec<CutShort>,
+}
+
+/// What a search left undone since it would have taken too long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CutShort {
+    /// Only the first of the plans that might be better were simulated.
+    Simulations {
+        /// Plans that were.
+        done: usize,
+        /// Plans that were not.
+        left: usize,
+    },
+    /// There are more plans than are looked at one by one: only those with the best rates were.
+    Plans {
+        /// The most that are.
+        most: usize,
+    },
+    /// The genetic search ended before its time, since laying groups out takes long for a model with blocks that differ.
+    Generations {
+        /// Generations that there were.
+        done: usize,
+        /// Generations that there would have been.
+        of: usize,
+    },
+}
+
+impl fmt::Display for CutShort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Simulations { done, left } => {
+                write!(
+                    f,
+                    "{left} plans that might be better were not simulated, after the {done} most promising"
+                )
+            }
+            Self::Plans { most } => {
+                write!(f, "there are more than {most} plans: only those with the best rates were simulated")
+            }
+            Self::Generations { done, of } => {
+                write!(f, "the search ended after {done} of {of} generations, as the model's blocks differ")
+            }
+        }
+    }
 }
 
 pub(crate) struct Search<'a> {
@@ -57,9 +102,7 @@ pub(crate) fn roles_of(kind: ObjectiveKind) -> Roles {
 
 impl Search<'_> {
     pub(crate) fn run(&self) -> Result<Ranked, Stopped> {
-        let inst = self.inst();
-        let sizes: Vec<usize> = inst.classes.iter().map(Vec::len).collect();
-        if steps(&sizes) > self.settings.effort.exact_steps {
+        if !affordable(self.evaluator, &self.settings.effort) {
             return self.genetic();
         }
         let states = States::new(self.evaluator, self.watch)?;
@@ -98,7 +141,8 @@ impl Search<'_> {
         let fronts = Fronts::new(states, self.watch)?;
         let drafts = fronts.last().iter().map(|point| fronts.draft(states, point));
         let plans = drafts.map(|draft| (self.score(&draft), draft)).collect();
-        Ok(Ranked { judged: fronts.last().len() as u64, plans: self.ranked(plans), method: Method::Exact })
+        let (judged, plans) = (fronts.last().len() as u64, self.ranked(plans));
+        Ok(Ranked { judged, plans, method: Method::Exact, cut_short: Vec::new() })
     }
 
     /// Splitwise's roles follow from the grouping, so every grouping is looked at, if there are not too many.
@@ -121,7 +165,8 @@ impl Search<'_> {
                 groups.filter_map(|(&(group, _), option)| option.map(|o| states.group(group, o))).collect(),
             )
         });
-        Some(Ranked { plans: plans.collect(), method: Method::Exact, judged: listed.len() as u64 })
+        let (plans, judged) = (plans.collect(), listed.len() as u64);
+        Some(Ranked { plans, method: Method::Exact, judged, cut_short: Vec::new() })
     }
 
     /// Every plan is simulated that a bound does not rule out; where there are too many, the most promising after those on
@@ -136,13 +181,16 @@ impl Search<'_> {
         };
         let mut judged = front.len() as u64;
         let mut best = self.simulate_best(front)?;
-        let mut method = Method::Simulated;
-        if let Some(listed) = listed {
-            judged += listed.len() as u64;
-            method = self.branch_and_bound(states, &listed, &mut best)?;
-        }
+        let cut_short = match &listed {
+            Some(listed) => {
+                judged += listed.len() as u64;
+                self.branch_and_bound(states, listed, &mut best)?
+            }
+            None => Some(CutShort::Plans { most: self.settings.effort.enumerated_plans }),
+        };
+        let method = if cut_short.is_none() { Method::Exact } else { Method::Simulated };
         let plans = best.entries.into_iter().map(|(score, draft)| ([score, 0.0, 0.0], draft));
-        Ok(Ranked { plans: plans.collect(), method, judged })
+        Ok(Ranked { plans: plans.collect(), method, judged, cut_short: cut_short.into_iter().collect() })
     }
 
     /// Whether the cluster is so small that no number of plans is too many.
@@ -160,7 +208,8 @@ impl Search<'_> {
         for chunk in (0..estimated.len()).collect::<Vec<_>>().chunks(ABREAST) {
             show(self.watch, Work::Simulations, (chunk[0], estimated.len()))?;
             let limit = best.limit();
-            let scores: Vec<f64> = chunk.par_iter().map(|&i| self.simulate(&estimated[i].1, limit)).collect();
+            let score = |&i: &usize| self.simulate(&estimated[i].1, (limit, &[]));
+            let scores: Vec<f64> = chunk.par_iter().map(score).collect();
             chunk.iter().zip(scores).for_each(|(&i, score)| best.insert(score, &estimated[i].1));
         }
         Ok(best)
@@ -168,16 +217,22 @@ impl Search<'_> {
 
     /// Simulates listed plans in the order of an estimate, but for those that a bound says cannot be among the best, and
     /// for those that are too many.
-    fn branch_and_bound(&self, states: &States, listed: &Plans, best: &mut Best) -> Result<Method, Stopped> {
+    fn branch_and_bound(
+        &self,
+        states: &States,
+        listed: &Plans,
+        best: &mut Best,
+    ) -> Result<Option<CutShort>, Stopped> {
         let reaches = self.reaches(states);
         let work = &self.inst().work;
+        let least = |plan: &[Choice]| -> Option<Vec<f64>> {
+            let reach = plan.iter().map(|&(group, option)| reaches[group as usize][usize::from(option)]);
+            self.trials.least(&reach.collect::<Option<Vec<Reach>>>()?)
+        };
         let estimate = |index: usize| -> Option<(f64, f64, u32)> {
             let plan = listed.get(index);
-            let reach: Vec<Reach> = plan
-                .iter()
-                .map(|&(group, option)| reaches[group as usize][usize::from(option)])
-                .collect::<Option<_>>()?;
-            let bound = self.trials.bound(&reach);
+            let of_trials = least(plan)?;
+            let bound = of_trials.iter().sum::<f64>() / of_trials.len() as f64;
             // The fluid estimate knows what waits, the bound what an idle cluster gives.
             let fluid = self.objective().score(work, rates_of(states, plan))[0];
             bound.is_finite().then_some((fluid + bound, bound, index as u32))
@@ -195,13 +250,17 @@ impl Search<'_> {
             let chunk: Vec<usize> =
                 next.by_ref().filter(|o| o.1 < limit).take(ABREAST).map(|o| o.2 as usize).collect();
             if chunk.is_empty() {
-                return Ok(Method::Exact);
+                return Ok(None);
             }
             if done + chunk.len() > total {
-                return Ok(Method::Simulated);
+                let left = chunk.len() + next.filter(|o| o.1 < limit).count();
+                return Ok(Some(CutShort::Simulations { done, left }));
             }
             done += chunk.len();
-            let simulate = |&i: &usize| self.simulate(&draft_of(states, listed.get(i)), limit);
+            let simulate = |&i: &usize| {
+                let least = least(listed.get(i)).unwrap_or_default();
+                self.simulate(&draft_of(states, listed.get(i)), (limit, &least))
+            };
             let scores: Vec<f64> = chunk.par_iter().map(simulate).collect();
             for (&i, score) in chunk.iter().zip(scores) {
                 if score < best.limit() {
@@ -224,8 +283,8 @@ impl Search<'_> {
         (0..states.options.len() as u32).into_par_iter().map(of_state).collect()
     }
 
-    /// The simulated score of a plan, infinite where it is not below `limit`.
-    pub(crate) fn simulate(&self, draft: &[DraftGroup], limit: f64) -> f64 {
+    /// The simulated score of a plan, infinite where it is not below the limit; with it what each trial gives at least.
+    pub(crate) fn simulate(&self, draft: &[DraftGroup], limit: (f64, &[f64])) -> f64 {
         let Some(replicas) = self.evaluator.realise(draft) else { return f64::INFINITY };
         let replicas: Vec<&Replica> = replicas.iter().map(Arc::as_ref).collect();
         self.trials.score(self.inst(), &replicas, limit)
@@ -240,13 +299,15 @@ impl Search<'_> {
             effort: self.settings.effort,
             watch: self.watch,
         };
-        let (plans, judged) = genetic::search(&context)?;
+        let Found { plans, judged, ended_after } = genetic::search(&context)?;
+        let of = self.settings.effort.generations;
+        let cut_short = ended_after.map(|done| CutShort::Generations { done, of }).into_iter().collect();
         let mut plans = self.ranked(plans);
         if self.settings.objective == ObjectiveKind::Queue {
             let best = self.simulate_best(plans.into_iter().map(|(_, draft)| draft).collect())?;
             plans = best.entries.into_iter().map(|(score, draft)| ([score, 0.0, 0.0], draft)).collect();
         }
-        Ok(Ranked { plans, method: Method::Genetic, judged })
+        Ok(Ranked { plans, method: Method::Genetic, judged, cut_short })
     }
 
     /// Where only one replica fits it does both, whatever the objective.

@@ -84,7 +84,7 @@ pub enum KvLayout {
 pub enum EncodingRule {
     /// Always so.
     Fixed(LinkEncoding),
-    /// The most exact one that costs a replica at most 1 % of its speed.
+    /// A smaller one only where it makes a replica over 1 % faster.
     WhereItBinds,
 }
 
@@ -141,6 +141,9 @@ impl Default for Settings {
 pub struct Effort {
     /// Steps of the exact search beyond which the genetic one is used: what 14 different devices need.
     pub exact_steps: u64,
+    /// Steps of laying groups out that a search may take: one is a device among others where all blocks are alike, and
+    /// many where they are not. Beyond, the genetic search is used, and ends before its last generation.
+    pub layout_steps: u64,
     /// Plans that are looked at one by one, where an objective needs that.
     pub enumerated_plans: usize,
     /// Plans that `queue` simulates where it cannot simulate all.
@@ -157,6 +160,7 @@ impl Default for Effort {
     fn default() -> Self {
         Self {
             exact_steps: 2_500_000,
+            layout_steps: 4_000_000,
             enumerated_plans: 400_000,
             simulated_plans: 8_000,
             population: 64,

@@ -8,13 +8,13 @@ use cluster::{
 use thiserror::Error;
 
 use crate::bound;
-use crate::chain::{Chain, forward_hops, time_per_token};
+use crate::chain::{Chain, forward_hops};
 use crate::diagnose::{self, NoFit};
 use crate::evaluate::{Draft, Evaluator, Replica};
 use crate::instance::Instance;
 use crate::objective::{Trials, by_rates};
 use crate::problem::{Problem, ProblemError};
-use crate::search::{Method, Search, roles_of, serves};
+use crate::search::{CutShort, Method, Ranked, Search, roles_of, serves};
 use crate::settings::{ObjectiveKind, Settings};
 use crate::sim::{Request, Summary, requests};
 use crate::table::in_short;
@@ -39,6 +39,8 @@ pub struct Solution {
     pub method: Method,
     /// Plans or groupings that were judged on the way.
     pub judged: u64,
+    /// What the search left undone, if it had to.
+    pub cut_short: Vec<CutShort>,
 }
 
 impl Solution {
@@ -113,7 +115,8 @@ pub fn solve_watched(
     };
     let others = plans.take(KEPT - 1).collect();
     let bound = bound_of(&inst, settings);
-    Ok(Solution { plan, score, others, bound, method: ranked.method, judged: ranked.judged })
+    let Ranked { method, judged, cut_short, .. } = ranked;
+    Ok(Solution { plan, score, others, bound, method, judged, cut_short })
 }
 
 /// The paper's objectives look at rates alone, for which there is a bound.
@@ -198,7 +201,7 @@ fn replica_plan(inst: &Instance, replica: &Replica) -> ReplicaPlan {
 
 /// Rows of a micro-batch and their number, with all slots busy.
 fn micro_batches(inst: &Instance, chain: &Chain) -> (usize, usize) {
-    let (_, g) = time_per_token(inst.serial, chain.slots, &|rows| chain.decode(inst, rows));
+    let (_, g) = chain.time_per_token(inst, chain.slots);
     (if inst.serial { 1 } else { chain.slots.div_ceil(g) }, g)
 }
 

@@ -10,8 +10,8 @@ use planner::sim::{Bounds, ShortestCount, ShortestWork, requests, simulate};
 use planner::suite::{EQUAL_BELOW, outcome, suite};
 use planner::testbed::{Configuration, Testbed};
 use planner::{
-    DecodeReading, Doubt, Effort, Method, ObjectiveKind, PlanError, Problem, Settings, Unwatched, cluster_of,
-    compare_in_doubt, draw, predict, solve, solve_robust, table, too_large, utilisation,
+    CutShort, DecodeReading, Doubt, Effort, Method, ObjectiveKind, PlanError, Problem, Settings, Unwatched,
+    cluster_of, compare_in_doubt, draw, predict, solve, solve_robust, table, too_large, utilisation,
 };
 
 fn testbed() -> Testbed {
@@ -150,6 +150,9 @@ fn an_explanation_names_the_bottleneck_the_next_best_and_what_helps() {
     assert_eq!(explanation.limits.len(), solution.plan.replicas.len());
     let (next, score, behind) = solution.next_best().unwrap();
     assert!(behind >= 0.0 && score >= solution.score && *next != solution.plan);
+    for kind in ["one more device", "links", "a slot context", "a minimum speed"] {
+        assert!(explanation.changes.iter().any(|c| c.what.starts_with(kind)), "{:?}", explanation.changes);
+    }
     // A device more helps most here, and no device makes it worse.
     assert!(explanation.changes[0].what.starts_with("one more device"), "{:?}", explanation.changes);
     assert!(explanation.changes[0].gain > 0.1);
@@ -263,6 +266,48 @@ fn a_thousand_devices_are_planned_and_what_was_done_is_said() {
     let used: usize = solution.plan.replicas.iter().map(|r| r.stages.len()).sum();
     assert_eq!(used + solution.plan.idle.len(), 1000);
     assert!(used > 500, "{used}");
+}
+
+#[test]
+fn a_search_that_was_cut_short_says_what_it_left_undone() {
+    let shape = Shape { two_kinds: common::TwoKinds::Yes, ..Shape::of(20) };
+    let problem = problem(shape, 3);
+    let els = |effort: Effort| {
+        let settings = Settings { objective: ObjectiveKind::Els, effort, ..Settings::default() };
+        solve(&problem, &settings).unwrap()
+    };
+    let effort = Effort { population: 16, generations: 4, elites: 2, ..Effort::default() };
+    assert_eq!(els(effort).cut_short, []);
+    let short = els(Effort { layout_steps: 1_000, ..effort });
+    assert_eq!(short.cut_short, [CutShort::Generations { done: 0, of: 4 }]);
+    assert!(short.cut_short[0].to_string().contains("0 of 4 generations"), "{}", short.cut_short[0]);
+
+    let (problem, bed) = configuration("8", GPT, "LZByteDance", 1.0);
+    let queue = |effort: Effort| {
+        let settings = bed.settings(ObjectiveKind::Queue, DecodeReading::Batched);
+        solve(&problem, &Settings { effort, simulated_seeds: vec![1], ..settings }).unwrap()
+    };
+    let few = queue(Effort { simulated_plans: 64, ..Effort::default() });
+    assert_eq!(few.method, Method::Simulated);
+    assert!(
+        matches!(few.cut_short[..], [CutShort::Simulations { done: 64, left }] if left > 1000),
+        "{:?}",
+        few.cut_short
+    );
+    let none = queue(Effort { enumerated_plans: 100, simulated_plans: 64, ..Effort::default() });
+    assert_eq!(none.cut_short, [CutShort::Plans { most: 100 }]);
+}
+
+#[test]
+fn a_thousand_devices_are_planned_for_blocks_that_differ_too() {
+    let problem = problem(Shape { two_kinds: common::TwoKinds::Yes, ..Shape::of(1000) }, 1);
+    let effort = Effort { layout_steps: 50_000, ..Effort::default() };
+    let settings =
+        Settings { objective: ObjectiveKind::Els, effort, simulated_seeds: vec![1], ..Settings::default() };
+    let solution = solve(&problem, &settings).unwrap();
+    assert!(matches!(solution.cut_short[..], [CutShort::Generations { .. }]), "{:?}", solution.cut_short);
+    let used: usize = solution.plan.replicas.iter().map(|r| r.stages.len()).sum();
+    assert!(used > 500 && used + solution.plan.idle.len() == 1000, "{used}");
 }
 
 #[test]

@@ -25,6 +25,8 @@ const TOUCHES: usize = 6;
 const TOUCHES_AT_MOST: usize = 150;
 const POLISH: usize = 400;
 const POLISH_AT_LEAST: usize = 4000;
+/// Individuals of the first population between two looks at what is spent.
+const ABREAST: usize = 16;
 /// Share of children that local search improves.
 const TOUCHED: f64 = 0.25;
 
@@ -88,28 +90,47 @@ struct Judged {
     score: Score,
 }
 
-/// The best plans found, the best first, and how many groupings were judged.
-pub(crate) fn search(context: &Context<'_>) -> Result<(Vec<(Score, Draft)>, u64), Stopped> {
+/// What a search found.
+pub(crate) struct Found {
+    /// The best plans, the best first.
+    pub plans: Vec<(Score, Draft)>,
+    /// Groupings that were judged.
+    pub judged: u64,
+    /// Generations that there were, if there was not enough left to spend for all.
+    pub ended_after: Option<usize>,
+}
+
+/// Searches until nothing better is found, for so many generations at most, or until half of what may be spent on laying
+/// out groups is; the rest is for the last local search.
+pub(crate) fn search(context: &Context<'_>) -> Result<Found, Stopped> {
     let n = context.evaluator.inst().devices.len();
     let effort = context.effort;
     let population = effort.population.max(4);
     // The first population and the last polish count as a generation each.
     let shown = |done| show(context.watch, Work::Generations, (done, effort.generations + 2));
     shown(0)?;
-    let first: Vec<Judged> = (0..population)
-        .into_par_iter()
-        .map(|i| {
-            let mut rng = Rng::fork(context.seed, i as u64);
-            let individual =
-                if i % 4 == 3 { Individual::random(n, &mut rng) } else { greedy(context, i, &mut rng) };
-            touched(context, individual, &mut rng, if i < population / 4 { touches(n) } else { 0 })
-        })
-        .collect();
+    let dear = || context.evaluator.spent() > effort.layout_steps / 2;
+    let of_first = |i: usize| {
+        let mut rng = Rng::fork(context.seed, i as u64);
+        let individual =
+            if i % 4 == 3 { Individual::random(n, &mut rng) } else { greedy(context, i, &mut rng) };
+        touched(context, individual, &mut rng, if i < population / 4 { touches(n) } else { 0 })
+    };
+    let mut first: Vec<Judged> = Vec::with_capacity(population);
+    while first.len() < population && !dear() {
+        let next = first.len()..population.min(first.len() + ABREAST);
+        first.par_extend(next.into_par_iter().map(of_first));
+    }
     let mut judged = first.len() as u64;
     let mut pool = ranked(first, population);
     let mut quiet = 0;
+    let mut ended_after = None;
     for generation in 1..=effort.generations {
         shown(generation)?;
+        if dear() {
+            ended_after = Some(generation - 1);
+            break;
+        }
         let children: Vec<Judged> = (0..population)
             .into_par_iter()
             .map(|i| {
@@ -128,19 +149,23 @@ pub(crate) fn search(context: &Context<'_>) -> Result<(Vec<(Score, Draft)>, u64)
     }
     shown(effort.generations + 1)?;
     let elites = effort.elites.clamp(1, pool.len());
+    let left = effort.layout_steps.saturating_sub(context.evaluator.spent());
+    // About every fourth move is one, and then lays out two groups.
+    let of_try = (context.evaluator.work(n.div_ceil(pool[0].individual.sizes.len())) / 2).max(1);
+    let tries = polish(n).min((left / of_try) as usize / elites).max(touches(n));
     let polished: Vec<Judged> = pool[..elites]
         .par_iter()
         .enumerate()
         .map(|(i, judged)| {
             let mut rng = Rng::fork(context.seed, u64::MAX - i as u64);
-            touched(context, judged.individual.clone(), &mut rng, polish(n))
+            touched(context, judged.individual.clone(), &mut rng, tries)
         })
         .collect();
     let mut best = polished;
     best.extend(pool);
     let best = ranked(best, population);
     let plans = best.into_iter().map(|j| (j.score, context.draft(&j.individual.groups())));
-    Ok((plans.collect(), judged))
+    Ok(Found { plans: plans.collect(), judged, ended_after })
 }
 
 fn polish(n: usize) -> usize {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use crate::evaluate::{DraftGroup, Evaluator, GroupOption};
+use crate::settings::Effort;
 use crate::watch::{Stopped, Watch, Work, show};
 
 /// States that are evaluated between two looks at whether to go on.
@@ -21,10 +22,30 @@ pub(crate) struct States {
 }
 
 /// Steps that the exact search over these classes takes, if they are not too many to count.
-pub(crate) fn steps(class_sizes: &[usize]) -> u64 {
+fn steps(class_sizes: &[usize]) -> u64 {
     // Pairs of a state and a part of it with at least one device of its first class: below half of all pairs.
     let pairs = class_sizes.iter().map(|&c| ((c + 1) * (c + 2) / 2) as u64);
     pairs.fold(1, u64::saturating_mul) / 2
+}
+
+/// Whether the exact search over a cluster is within what may be spent.
+pub(crate) fn affordable(evaluator: &Evaluator<'_>, effort: &Effort) -> bool {
+    let sizes: Vec<usize> = evaluator.inst().classes.iter().map(Vec::len).collect();
+    if steps(&sizes) > effort.exact_steps {
+        return false;
+    }
+    // Ways to take so many devices, class by class.
+    let mut ways: Vec<u64> = vec![1];
+    for size in sizes {
+        let mut next = vec![0; ways.len() + size];
+        for (taken, count) in ways.iter().enumerate() {
+            (0..=size).for_each(|more| next[taken + more] += count);
+        }
+        ways = next;
+    }
+    let work =
+        ways.iter().enumerate().skip(1).map(|(taken, count)| count.saturating_mul(evaluator.work(taken)));
+    work.fold(0, u64::saturating_add) <= effort.layout_steps
 }
 
 impl States {

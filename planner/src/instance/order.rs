@@ -2,7 +2,6 @@
 
 use cluster::LinkQuality;
 
-use super::read::Reader;
 use super::{ByVisit, DenseDevice};
 use crate::problem::Problem;
 
@@ -25,14 +24,14 @@ pub(super) fn links_of(problem: &Problem, order: &[usize]) -> Vec<(f64, f64)> {
 }
 
 /// Devices by what they can do; names only decide between devices that are alike in everything.
-pub(super) fn canonical_order(problem: &Problem, reader: &Reader<'_>) -> Vec<usize> {
+pub(super) fn canonical_order(problem: &Problem, devices: &[DenseDevice]) -> Vec<usize> {
     let n = problem.devices.len();
     let identity: Vec<usize> = (0..n).collect();
     let links = links_of(problem, &identity);
     let mut keyed: Vec<(Vec<f64>, usize)> = identity
         .iter()
         .map(|&d| {
-            let mut key = features(&reader.device(d));
+            let mut key = features(&devices[d]);
             let mut row: Vec<f64> =
                 (0..n).flat_map(|e| [links[d * n + e], links[e * n + d]]).map(|l| l.0 + l.1).collect();
             row.sort_by(f64::total_cmp);
@@ -62,7 +61,13 @@ pub(super) fn features(device: &DenseDevice) -> Vec<f64> {
             Some(processor) => key.extend(processor.numbers()),
         }
     }
+    if let Some(process) = &device.process {
+        key.extend(process.compute.iter().chain(&process.runtime).flatten());
+    }
     key.extend(device.embedding.iter().flat_map(ByVisit::numbers));
+    if let Some(cold) = &device.cold {
+        key.extend(cold.gaps().iter().chain(cold.extra()).map(|millis| millis.0));
+    }
     key
 }
 

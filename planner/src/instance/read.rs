@@ -1,13 +1,13 @@
 //! Reads a problem's curves and sizes at the points that the search needs. It knows nothing of searching.
 
-use cluster::{Attention, BlockKind, BlockShape, DeviceMemory, ModelShape, ProcessorProfile, Surface};
+use cluster::{
+    Attention, BlockKind, BlockShape, Bytes, CONTEXT_STEP, ColdCall, DeviceMemory, LayerRange, Load,
+    MemoryCosts, Millis, ModelShape, ProcessorProfile, StageLoad, Surface, stage_memory,
+};
 
-use super::{ByVisit, DEPTH_GRID, DenseDevice, PREFILL_GRID, Processor, chunks};
+use super::{ByVisit, DEPTH_GRID, DenseDevice, PREFILL_GRID, ProcessMemory, Processor, chunks};
 use crate::problem::Problem;
 use crate::settings::{DecodeReading, KvLayout, Settings};
-
-/// A context is sized in steps of this many tokens (`GGML_PAD(n_ctx, 256)` in llama.cpp's `src/llama-context.cpp`).
-const CONTEXT_STEP: u32 = 256;
 
 /// A type of block: what makes two blocks cost the same.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -117,9 +117,37 @@ impl Reader<'_> {
             cpu,
             prefill_buffer: buffers.prefill.0 as f64,
             decode_buffer: buffers.decode.0 as f64,
+            process: profile.and_then(|p| p.memory).map(|costs| {
+                let unified = matches!(device.memory, DeviceMemory::Unified { .. });
+                self.process(&costs, unified)
+            }),
             overhead: profile.map_or(0.0, |p| p.hop_overhead.0 / 1e3),
             embedding: profile.and_then(|p| p.embedding.as_ref()).map(|curve| self.by_visit(curve)),
+            cold: profile.and_then(|p| p.cold_call.as_ref()).and_then(by_slack),
         }
+    }
+
+    /// The memory of a stage's process, by the formula that the agent checks with before it loads. A stage is taken to have
+    /// as many cells in its caches as the whole model's largest, which only its mask depends on.
+    fn process(&self, costs: &MemoryCosts, unified: bool) -> ProcessMemory {
+        let (model, workload) = (&self.problem.model, &self.problem.workload);
+        let n_ubatch = match self.settings.kv_layout {
+            KvLayout::PerSlot { n_ubatch } | KvLayout::Unified { n_ubatch } => n_ubatch,
+        };
+        let memory = |end: u32, slots: u32| {
+            let layers = LayerRange::new(0, end.max(1)).ok()?;
+            // All blocks on a GPU: what is asked for is what a stage takes besides them.
+            let stage = StageLoad { layers, weights: Bytes::ZERO, gpu_layers: end };
+            let load = Load { slots, n_ctx: workload.slot_context, n_ubatch };
+            Some(stage_memory(model, &stage, load, costs))
+        };
+        // The master has the last block. Of a model with one block it is the only stage.
+        let of = |end: u32| -> (Vec<f64>, Vec<f64>) {
+            let all = (0..=workload.max_slots).map(|slots| memory(end, slots.max(1)));
+            all.map(|memory| memory.map_or((0.0, 0.0), |m| (m.compute.0 as f64, m.runtime.0 as f64))).unzip()
+        };
+        let (master, other) = (of(model.n_layer()), of(model.n_layer().saturating_sub(1)));
+        ProcessMemory { compute: [master.0, other.0], runtime: [master.1, other.1], unified }
     }
 
     fn processor(&self, profile: &ProcessorProfile) -> Processor {
@@ -176,6 +204,20 @@ impl Reader<'_> {
             chunk: PREFILL_GRID.iter().map(|&tokens| at(tokens)).collect(),
         }
     }
+}
+
+/// A cold-call correction by the gap and itself together. A call that is longer leaves less of a gap; where both together do
+/// not grow with the gap, the shorter gap counts.
+fn by_slack(cold: &ColdCall) -> Option<ColdCall> {
+    let (mut slacks, mut extra): (Vec<Millis>, Vec<Millis>) = (Vec::new(), Vec::new());
+    for (gap, &more) in cold.gaps().iter().zip(cold.extra()) {
+        let slack = Millis(gap.0 + more.0);
+        if slacks.last().is_none_or(|last| slack.0 > last.0) {
+            slacks.push(slack);
+            extra.push(more);
+        }
+    }
+    ColdCall::new(slacks, extra).ok()
 }
 
 /// Tokens of the largest sliding window of any block.

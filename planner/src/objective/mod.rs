@@ -4,11 +4,13 @@ mod els;
 mod ft;
 mod queue;
 mod splitwise;
+mod trial;
 
 pub(crate) use els::Els;
 pub(crate) use ft::Ft;
-pub(crate) use queue::{Queue, Reach, Trials, seconds, sim_cluster};
+pub(crate) use queue::{Queue, Trials, seconds, sim_cluster};
 pub(crate) use splitwise::{Splitwise, prefill_replicas};
+pub(crate) use trial::Reach;
 
 use crate::instance::Work;
 use crate::settings::ObjectiveKind;

@@ -8,13 +8,14 @@
 
 use cluster::Role;
 
+use super::trial::{Reach, Together, Trial};
 use super::{Objective, Rates, Score, WORST};
 use crate::evaluate::Replica;
 use crate::instance::{Instance, Work};
 use crate::sim::{Bounds, Handover, Request, ShortestWork, SimCluster, SimReplica, Summary, simulate};
 
-const TTFT_WEIGHT: f64 = 0.1;
-const TPOT_WEIGHT: f64 = 10.0;
+pub(super) const TTFT_WEIGHT: f64 = 0.1;
+pub(super) const TPOT_WEIGHT: f64 = 10.0;
 /// Requests that may be slower than asked for before it counts.
 const TOLERATED: f64 = 0.05;
 /// Seconds for all requests being too slow: more than any wait that is worth comparing.
@@ -46,60 +47,6 @@ pub(crate) struct Trials {
     max_tpot: f64,
 }
 
-struct Trial {
-    requests: Vec<Request>,
-    last_arrival: f64,
-    prompts: f64,
-    longest_prompt: f64,
-    shortest_prompt: f64,
-    /// Sums of the shortest outputs, less the token that prefill makes: `[how many]`.
-    shortest_outputs: Vec<f64>,
-}
-
-/// What a replica can do at most in any of the trials.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Reach {
-    /// Prompt tokens per second, for each trial the most.
-    prompt_rate: f64,
-    /// Seconds of the longest prompt, where caches are handed over; of the shortest prompt.
-    longest_pass: f64,
-    shortest_pass: f64,
-    token_rate: f64,
-    tpot: f64,
-    slots: f64,
-}
-
-impl Trial {
-    fn new(requests: Vec<Request>) -> Self {
-        let mut outputs: Vec<f64> = requests.iter().map(|r| (r.output - 1.0).max(0.0)).collect();
-        outputs.sort_by(f64::total_cmp);
-        let mut sum = 0.0;
-        let sums = outputs.iter().map(|output| {
-            sum += output;
-            sum
-        });
-        let prompt = |fold: fn(f64, f64) -> f64, start| requests.iter().map(|r| r.prompt).fold(start, fold);
-        Self {
-            last_arrival: requests.last().map_or(0.0, |r| r.at),
-            prompts: requests.iter().map(|r| r.prompt).sum(),
-            longest_prompt: prompt(f64::max, 0.0),
-            shortest_prompt: prompt(f64::min, f64::INFINITY),
-            shortest_outputs: std::iter::once(0.0).chain(sums).collect(),
-            requests,
-        }
-    }
-
-    /// The longest wait is never shorter: when the last request gets its slot, all but as many as there are slots are
-    /// done; when the last prefill begins, all but one prompt for each replica is done.
-    fn least_wait(&self, total: &Reach, prefillers: f64) -> f64 {
-        let n = self.requests.len();
-        let done = n.saturating_sub(total.slots as usize);
-        let decoded = self.shortest_outputs[done] / total.token_rate - total.longest_pass;
-        let prefilled = (self.prompts - prefillers * self.longest_prompt) / total.prompt_rate;
-        (decoded.max(prefilled) - self.last_arrival).max(0.0)
-    }
-}
-
 impl Trials {
     /// What plans are chosen by: each seed's requests, and before them the same a little longer, since they rule out
     /// more plans.
@@ -120,80 +67,32 @@ impl Trials {
 
     /// What a replica can do at most.
     pub(crate) fn reach(&self, replica: &SimReplica) -> Reach {
-        let mut reach = Reach {
-            prompt_rate: 0.0,
-            longest_pass: 0.0,
-            shortest_pass: f64::INFINITY,
-            token_rate: 0.0,
-            tpot: f64::INFINITY,
-            slots: 0.0,
-        };
-        if replica.role != Role::Decode {
-            for trial in &self.seeds {
-                for request in &trial.requests {
-                    let pass = replica.prefill.of(request.prompt);
-                    reach.prompt_rate = reach.prompt_rate.max(request.prompt / pass.slowest);
-                }
-                reach.shortest_pass = reach.shortest_pass.min(replica.prefill.of(trial.shortest_prompt).sum);
-                if replica.role == Role::Prefill {
-                    reach.longest_pass = reach.longest_pass.max(replica.prefill.of(trial.longest_prompt).sum);
-                }
-            }
-        }
-        if replica.role != Role::Prefill {
-            let rates = (1..=replica.slots).map(|n| n as f64 / replica.tpot(n));
-            reach.token_rate = rates.fold(0.0, f64::max);
-            reach.tpot = (1..=replica.slots).map(|n| replica.tpot(n)).fold(f64::INFINITY, f64::min);
-            reach.slots = replica.slots as f64;
-        }
-        reach
+        Reach::new(&self.seeds, replica)
     }
 
-    /// No plan of replicas with this reach has a better score.
-    pub(crate) fn bound(&self, replicas: &[Reach]) -> f64 {
-        let mut total = Reach {
-            prompt_rate: 0.0,
-            longest_pass: 0.0,
-            shortest_pass: f64::INFINITY,
-            token_rate: 0.0,
-            tpot: f64::INFINITY,
-            slots: 0.0,
-        };
-        let mut prefillers = 0.0;
-        for reach in replicas {
-            total.prompt_rate += reach.prompt_rate;
-            total.token_rate += reach.token_rate;
-            total.slots += reach.slots;
-            total.longest_pass = total.longest_pass.max(reach.longest_pass);
-            total.shortest_pass = total.shortest_pass.min(reach.shortest_pass);
-            total.tpot = total.tpot.min(reach.tpot);
-            prefillers += f64::from(u8::from(reach.prompt_rate > 0.0));
-        }
-        if total.prompt_rate == 0.0 || total.token_rate == 0.0 {
-            return f64::INFINITY;
-        }
-        let mean = self.seeds.iter().map(|trial| trial.least_wait(&total, prefillers)).sum::<f64>()
-            / self.seeds.len() as f64;
-        // Requests of a single token have no time per token.
-        let all_long = self.seeds.iter().all(|t| t.shortest_outputs.get(1).is_some_and(|first| *first > 0.0));
-        let tpot = if all_long { total.tpot } else { 0.0 };
-        (mean + TTFT_WEIGHT * total.shortest_pass + TPOT_WEIGHT * tpot) * (1.0 - 1e-9)
+    /// For each trial, a score that no plan of replicas with this reach beats; none if they cannot serve.
+    pub(crate) fn least(&self, replicas: &[Reach]) -> Option<Vec<f64>> {
+        let together = Together::new(replicas)?;
+        Some(self.seeds.iter().map(|trial| trial.least(&together)).collect())
     }
 
-    /// The score of a plan; infinite as soon as it cannot be below `limit`.
-    pub(crate) fn score(&self, inst: &Instance, replicas: &[&Replica], limit: f64) -> f64 {
+    /// The score of a plan; infinite as soon as it cannot be below `limit`, for which it helps to know what each trial
+    /// gives at least.
+    pub(crate) fn score(&self, inst: &Instance, replicas: &[&Replica], (limit, least): (f64, &[f64])) -> f64 {
         let cluster = sim_cluster(inst, replicas);
-        let share = 1.0 / self.seeds.len() as f64;
-        let mut score = 0.0;
-        for trial in &self.seeds {
-            let max_wait = (limit - score) / share;
-            let bounds = Bounds { max_wait, samples: 0 };
+        let trials = self.seeds.len() as f64;
+        let (mut sum, mut left) = (0.0, least.iter().sum::<f64>());
+        for (index, trial) in self.seeds.iter().enumerate() {
+            left -= least.get(index).copied().unwrap_or(0.0);
+            let most = limit * trials - sum - left.max(0.0);
+            let bounds =
+                Bounds { most, ttft_weight: TTFT_WEIGHT, tpot_weight: TPOT_WEIGHT, ..Bounds::default() };
             let Some(report) = simulate(&cluster, &trial.requests, &mut ShortestWork, bounds) else {
                 return f64::INFINITY;
             };
-            score += share * seconds(&report.summary(self.max_tpot));
+            sum += seconds(&report.summary(self.max_tpot));
         }
-        score
+        sum / trials
     }
 
     /// The summary of a plan, the mean over the seeds.

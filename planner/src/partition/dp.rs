@@ -32,7 +32,8 @@ pub(crate) fn partition(
     for master in 0..k {
         let chain = tables.chain(master);
         let Some(slowest) = slowest_of(&chain, n, allowed, bottleneck) else { continue };
-        let Some((cuts, sum)) = smallest_sum(&chain, n, allowed, slowest) else { continue };
+        let most = Cost { slowest, sum: f64::INFINITY };
+        let Some((cuts, sum)) = smallest_sum(&chain, n, allowed, most) else { continue };
         // `slowest` is at most a rounding error above the best so far.
         let better =
             best.as_ref().is_none_or(|b| slowest < b.slowest * (1.0 - SLACK) || sum < b.sum * (1.0 - SLACK));
@@ -42,6 +43,16 @@ pub(crate) fn partition(
         }
     }
     best
+}
+
+/// Whether there is a partition at all.
+pub(crate) fn fits(stages: &[StageModel<'_>], blocks: Blocks<'_>, allowed: Option<Allowed<'_>>) -> bool {
+    let (k, n) = (stages.len(), blocks.kind_of.len());
+    if k == 0 || k > n {
+        return false;
+    }
+    let tables = Tables::new(stages, blocks, allowed);
+    (0..k).any(|master| reaches_end(&tables.chain(master), n, allowed))
 }
 
 /// The partition that gives a token soonest, if that is below `target`: found by bisection, to about a thousandth of
@@ -59,7 +70,7 @@ pub(crate) fn fastest_token(
     let mut tables = Tables::new(stages, blocks, allowed);
     let (limit, master) = fastest(&mut tables, hops, (target, f64::MAX), TOKEN_BISECTIONS)?;
     let chain = tables.chain(master);
-    let (cuts, sum) = smallest_sum(&chain, n, allowed, limit)?;
+    let (cuts, sum) = smallest_sum(&chain, n, allowed, Cost { slowest: limit, sum: f64::INFINITY })?;
     let slowest = slowest_between(&chain, &cuts);
     Some(tables.partition(master, &cuts, Cost { sum, slowest }))
 }
@@ -104,15 +115,17 @@ impl Fill for Tables<'_> {
         least.unwrap_or(f64::INFINITY)
     }
 
-    fn fill(&mut self, limit: f64, master: usize) -> Option<Cost> {
+    fn fill(&mut self, most: Cost, master: usize) -> Option<Cost> {
         let chain = self.chain(master);
-        let (cuts, sum) = smallest_sum(&chain, self.n_blocks, self.allowed, limit)?;
+        let (cuts, sum) = smallest_sum(&chain, self.n_blocks, self.allowed, most)?;
         Some(Cost { sum, slowest: slowest_between(&chain, &cuts) })
     }
 }
 
-/// A device's costs as prefix sums over the model's blocks.
+/// A device's costs for every range of blocks.
 struct StageTable {
+    /// By end and then start, infinite where the range does not fit.
+    costs: Vec<f64>,
     gpu: Prefix,
     cpu: Prefix,
     fixed: f64,
@@ -170,7 +183,8 @@ impl StageTable {
         };
         let is_master = master == Master::Yes;
         let call = |tier: &Tier<'_>, side: Side| (tier.call, is_master && stage.head_on == side);
-        Self {
+        let mut table = Self {
+            costs: Vec::new(),
             gpu: Prefix::new(&stage.gpu, blocks, master),
             cpu: Prefix::new(&stage.cpu, blocks, master),
             fixed: stage.overhead + if is_master { stage.head } else { 0.0 },
@@ -178,7 +192,23 @@ impl StageTable {
             gpu_call: call(&stage.gpu, Side::Gpu),
             cpu_call: call(&stage.cpu, Side::Cpu),
             gpu_first: mean(&stage.gpu) <= mean(&stage.cpu),
+        };
+        let n = blocks.kind_of.len();
+        table.costs = vec![f64::INFINITY; (n + 1) * (n + 1)];
+        for end in 1..=n {
+            for start in (0..end).rev() {
+                // A range that does not fit does not fit with more before it either.
+                let Some(cost) = table.cost_of(start, end) else { break };
+                table.costs[end * (n + 1) + start] = cost;
+            }
         }
+        table
+    }
+
+    /// Costs of the ranges that end there, by start.
+    fn costs(&self, end: usize) -> &[f64] {
+        let width = self.gpu.cost.len();
+        &self.costs[end * width..(end + 1) * width]
     }
 
     /// Where the GPU's part of blocks `[start, end)` begins, if they fit.
@@ -188,7 +218,7 @@ impl StageTable {
         (back <= at && at <= on).then_some(at)
     }
 
-    fn cost(&self, start: usize, end: usize) -> Option<f64> {
+    fn cost_of(&self, start: usize, end: usize) -> Option<f64> {
         let at = self.gpu_start(start, end)?;
         let called = |(seconds, always): (f64, bool), blocks: usize| {
             if always || blocks > 0 { seconds } else { 0.0 }
@@ -204,6 +234,21 @@ impl StageTable {
     }
 }
 
+/// Whether the stages of a chain can hold all blocks.
+fn reaches_end(chain: &[&StageTable], n: usize, allowed: Option<Allowed<'_>>) -> bool {
+    let mut before = vec![false; n + 1];
+    before[0] = true;
+    for (s, stage) in chain.iter().enumerate() {
+        let mut now = vec![false; n + 1];
+        for (end, now) in now.iter_mut().enumerate().skip(s + 1) {
+            let mut fits = stage.costs(end)[s..end].iter().enumerate().rev().take_while(|c| c.1.is_finite());
+            *now = fits.any(|(from, _)| before[s + from] && allowed.is_none_or(|may| may(s + from, end)));
+        }
+        before = now;
+    }
+    before[n]
+}
+
 /// The smallest possible slowest stage, if it is not above `limit`.
 fn slowest_of(chain: &[&StageTable], n: usize, allowed: Option<Allowed<'_>>, limit: f64) -> Option<f64> {
     let k = chain.len();
@@ -212,12 +257,12 @@ fn slowest_of(chain: &[&StageTable], n: usize, allowed: Option<Allowed<'_>>, lim
     before[0] = 0.0;
     for (s, stage) in chain.iter().enumerate() {
         let mut now = vec![f64::INFINITY; n + 1];
-        let last = s + 1 == k;
-        for end in if last { n..=n } else { s + 1..=n - (k - 1 - s) } {
+        for end in ends(s, k, n) {
+            let costs = stage.costs(end);
             let mut best = f64::INFINITY;
             for start in (s..end).rev() {
                 // A range only grows from here, and so does its cost.
-                let Some(cost) = stage.cost(start, end) else { break };
+                let cost = costs[start];
                 if cost >= best || cost > limit {
                     break;
                 }
@@ -232,33 +277,46 @@ fn slowest_of(chain: &[&StageTable], n: usize, allowed: Option<Allowed<'_>>, lim
     (before[n] <= limit && before[n].is_finite()).then_some(before[n])
 }
 
+/// Where the stage at a place may end: each after it has a block at least, and the last one ends the model.
+fn ends(place: usize, k: usize, n: usize) -> std::ops::RangeInclusive<usize> {
+    if place + 1 == k { n..=n } else { place + 1..=n - (k - 1 - place) }
+}
+
 fn slowest_between(chain: &[&StageTable], cuts: &[usize]) -> f64 {
-    let costs = chain.iter().zip(cuts.windows(2)).filter_map(|(stage, cut)| stage.cost(cut[0], cut[1]));
+    let costs = chain.iter().zip(cuts.windows(2)).map(|(stage, cut)| stage.costs(cut[1])[cut[0]]);
     costs.fold(0.0, f64::max)
 }
 
-/// Among partitions whose stages all stay within `limit`, the cuts of one with the smallest sum.
+/// Among partitions whose stages and sum all stay within `most`, the cuts of one with the smallest sum.
 fn smallest_sum(
     chain: &[&StageTable],
     n: usize,
     allowed: Option<Allowed<'_>>,
-    limit: f64,
+    most: Cost,
 ) -> Option<(Vec<usize>, f64)> {
     let k = chain.len();
-    let limit = limit * (1.0 + SLACK);
+    let limit = most.slowest * (1.0 + SLACK);
     let mut sums = vec![f64::INFINITY; (k + 1) * (n + 1)];
     let mut from = vec![0; (k + 1) * (n + 1)];
     sums[0] = 0.0;
     for (s, stage) in chain.iter().enumerate() {
-        let (row, next) = (s * (n + 1), (s + 1) * (n + 1));
-        for end in s + 1..=n - (k - 1 - s) {
+        let (before, now) = sums[s * (n + 1)..].split_at_mut(n + 1);
+        for end in ends(s, k, n) {
+            let costs = stage.costs(end);
+            let (mut best, mut at) = (most.sum, 0);
             for start in (s..end).rev() {
-                let Some(cost) = stage.cost(start, end).filter(|cost| *cost <= limit) else { break };
-                let sum = sums[row + start] + cost;
-                if sum < sums[next + end] && allowed.is_none_or(|allowed| allowed(start, end)) {
-                    sums[next + end] = sum;
-                    from[next + end] = start;
+                let cost = costs[start];
+                if cost > limit || cost >= best {
+                    break;
                 }
+                let sum = before[start] + cost;
+                if sum < best && allowed.is_none_or(|allowed| allowed(start, end)) {
+                    (best, at) = (sum, start);
+                }
+            }
+            if best < most.sum {
+                now[end] = best;
+                from[(s + 1) * (n + 1) + end] = at;
             }
         }
     }

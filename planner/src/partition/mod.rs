@@ -2,10 +2,11 @@
 //! the master.
 //!
 //! Two exact algorithms for one question: [`dp`], the paper's dynamic program, for any model, and [`waterfill`], many
-//! times faster, for models whose blocks are all alike. A test holds them to the same answers. Neither knows links,
-//! roles or objectives.
+//! times faster, for models whose blocks are all alike. A test holds them to the same answers. [`relaxed`] bounds both, so that
+//! hopeless ones are never asked for. None knows links, roles or objectives.
 
 pub(crate) mod dp;
+pub(crate) mod relaxed;
 mod token;
 pub(crate) mod waterfill;
 

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::dp;
+use super::relaxed::Relaxed;
 use super::waterfill::Waterfill;
 use super::*;
 use crate::rng::Rng;
@@ -198,6 +199,11 @@ proptest! {
             let mut filled = Waterfill::new(&stages, case.need[0], case.kind_of.len());
             found.push((filled.fastest_token(hops, f64::MAX), 3e-6));
         }
+        prop_assert_eq!(dp::fits(&stages, case.blocks(), None), best.is_finite());
+        // The bound is below the best, and not by much where there is room.
+        let bound = Relaxed::new(&stages, case.blocks()).token(hops);
+        prop_assert!(bound <= best, "{bound} is above {best}");
+        prop_assert!(bound > 0.0);
         for (found, tolerance) in found {
             prop_assert_eq!(found.is_some(), best.is_finite());
             if let Some(p) = found {
@@ -220,6 +226,31 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn the_bound_is_reached_where_nothing_is_in_the_way() {
+    // Two devices alike, room for all, no calls and heads: half of the blocks each.
+    let mut case = case(1, 1);
+    let free = Device {
+        gpu_room: 100.0,
+        cpu: Vec::new(),
+        cpu_room: 0.0,
+        gpu_call: 0.0,
+        head: 0.0,
+        head_on: Side::Gpu,
+        embedding: 0.0,
+        overhead: 0.0,
+        ..case.devices[0].clone()
+    };
+    case.devices = vec![free.clone(), free];
+    case.kind_of = vec![0; 8];
+    let bound = |g: f64| {
+        let hops = TokenHops { g, links: 0.0, link: 0.0 };
+        Relaxed::new(&case.stages(), case.blocks()).token(hops) / case.devices[0].gpu[0]
+    };
+    assert!(near(bound(1.0), 8.0) && near(bound(2.0), 8.0), "{} {}", bound(1.0), bound(2.0));
+    assert!((bound(4.0) / 16.0 - 1.0).abs() < 1e-4, "{}", bound(4.0));
 }
 
 #[test]

@@ -24,8 +24,8 @@ pub(super) trait Fill {
     /// No partition has a faster slowest stage; above every limit that has none.
     fn least(&mut self, master: usize) -> f64;
 
-    /// The smallest sum whose stages all stay within `limit`.
-    fn fill(&mut self, limit: f64, master: usize) -> Option<Cost>;
+    /// The smallest sum whose stages all stay within a limit; none is needed whose sum is not below the other.
+    fn fill(&mut self, most: Cost, master: usize) -> Option<Cost>;
 }
 
 /// Limit and master of the partition with the smallest `max(sum + links, g · max(slowest, link))`, which is the time per
@@ -38,42 +38,44 @@ pub(super) fn fastest(
 ) -> Option<(f64, usize)> {
     let TokenHops { g, links, link } = hops;
     let mut best: Option<(f64, usize)> = None;
+    let mut consider = |target: &mut f64, cost: Cost, at: (f64, usize)| {
+        let time = (cost.sum + links).max(g * cost.slowest.max(link));
+        if time < *target * (1.0 - ROUNDING) {
+            *target = time;
+            best = Some(at);
+        }
+    };
     for master in 0..stages.masters() {
+        let within = |target: f64, limit: f64| Cost { slowest: limit, sum: target - links };
         // Whatever meets the target has its stages within this limit, and at it the smallest sum.
         let mut high = (target / g).min(most);
-        match stages.fill(high, master) {
+        match stages.fill(within(target, high), master) {
             Some(cost) if cost.sum + links < target && g * link < target => {}
             _ => continue,
         }
-        let mut consider = |cost: Cost, limit: f64| {
-            let time = (cost.sum + links).max(g * cost.slowest.max(link));
-            if time < target * (1.0 - ROUNDING) {
-                target = time;
-                best = Some((limit, master));
-            }
-        };
         let mut low = stages.least(master).min(high);
         if low > 0.0
-            && let Some(cost) = stages.fill(low, master)
+            && let Some(cost) = stages.fill(within(target, low), master)
         {
-            consider(cost, low);
+            consider(&mut target, cost, (low, master));
         }
         for _ in 0..steps {
             let middle = (low + high) / 2.0;
-            let found = stages.fill(middle, master);
+            let found = stages.fill(within(target, middle), master);
             if let Some(cost) = found {
-                consider(cost, middle);
+                consider(&mut target, cost, (middle, master));
             }
             match found {
                 Some(cost) if cost.sum + links <= g * middle.max(link) => high = cost.slowest.min(middle),
+                // Within a smaller limit no sum is smaller.
                 _ => low = middle,
             }
             if high - low <= high * SLACK {
                 break;
             }
         }
-        if let Some(cost) = stages.fill(high, master) {
-            consider(cost, high);
+        if let Some(cost) = stages.fill(within(target, high), master) {
+            consider(&mut target, cost, (high, master));
         }
     }
     best

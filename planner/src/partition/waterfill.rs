@@ -168,7 +168,7 @@ impl Waterfill {
         }
         let mut best: Option<(Cost, usize)> = None;
         for master in 0..self.plain.len() {
-            let Some(found) = self.fill(high, master) else { continue };
+            let Some((found, _)) = self.smallest_sum(high, master) else { continue };
             let better = best.is_none_or(|(b, _)| {
                 found.slowest < b.slowest * (1.0 - SLACK)
                     || (found.slowest <= b.slowest * (1.0 + SLACK) && found.sum < b.sum * (1.0 - SLACK))
@@ -343,8 +343,8 @@ impl Fill for Waterfill {
         0.0
     }
 
-    fn fill(&mut self, limit: f64, master: usize) -> Option<Cost> {
-        Some(self.smallest_sum(limit, master)?.0)
+    fn fill(&mut self, most: Cost, master: usize) -> Option<Cost> {
+        Some(self.smallest_sum(most.slowest, master)?.0)
     }
 }
 

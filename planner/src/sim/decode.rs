@@ -36,8 +36,6 @@ pub(super) struct Decoder {
     pub line: VecDeque<usize>,
     /// Seconds of prefill in that line.
     pub line_work: f64,
-    /// Raised with every change, so that events scheduled before it are known to be stale.
-    pub version: u32,
     pub busy: Vec<f64>,
     pub prefilling: f64,
 }
@@ -60,7 +58,6 @@ impl Decoder {
             prefill: None,
             line: VecDeque::new(),
             line_work: 0.0,
-            version: 0,
             busy: vec![0.0; replica.slots + 1],
             prefilling: 0.0,
         }
@@ -135,17 +132,22 @@ impl Decoder {
 
     /// The thing that was due, if it is; called until there is none.
     pub(super) fn take_due(&mut self, replica: &SimReplica) -> Option<Done> {
-        // What is due within a nanosecond of generation is due: the clock is made of rounded sums.
-        const EPSILON: f64 = 1e-9;
-        let (tpot, _) = self.rates(replica);
+        let (tpot, share) = self.rates(replica);
         if let Some(&Reverse((end, request))) = self.running.peek()
-            && (f64::from_bits(end) - self.tokens) * tpot <= EPSILON
+            && self.is_now((f64::from_bits(end) - self.tokens) * tpot)
         {
             self.running.pop();
             return Some(Done::Decoded(request));
         }
-        let chunks = self.prefill.filter(|chunks| chunks.left <= EPSILON)?;
+        let chunks = self.prefill.filter(|chunks| self.is_now(chunks.left / share))?;
         self.prefill = None;
         Some(Done::Prefilled(chunks.request, chunks.tail))
+    }
+
+    /// Whether what is so many seconds away is due. The clock is made of rounded sums, so a nanosecond is nothing; and what
+    /// is closer than the clock's next number would never come.
+    fn is_now(&self, seconds: f64) -> bool {
+        const EPSILON: f64 = 1e-9;
+        seconds <= EPSILON || self.now + seconds <= self.now
     }
 }

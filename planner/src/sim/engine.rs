@@ -10,15 +10,20 @@ use super::{DecodeView, Policy, PrefillView, Request, SimCluster};
 /// How far a simulation goes and what it notes down.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
-    /// Stop as soon as a request has waited longer, in seconds: the caller has something better.
-    pub max_wait: f64,
+    /// Stop as soon as the longest wait, with the two means below as far as they are known, is above this many seconds: the
+    /// caller has something better.
+    pub most: f64,
+    /// What the mean time to first token counts for in that.
+    pub ttft_weight: f64,
+    /// What the mean time per token counts for.
+    pub tpot_weight: f64,
     /// Points in time at which queues are noted; 0 for none.
     pub samples: usize,
 }
 
 impl Default for Bounds {
     fn default() -> Self {
-        Self { max_wait: f64::INFINITY, samples: 0 }
+        Self { most: f64::INFINITY, ttft_weight: 0.0, tpot_weight: 0.0, samples: 0 }
     }
 }
 
@@ -30,8 +35,20 @@ enum Kind {
     FirstToken(u32),
     /// A cache has arrived.
     CacheArrived(u32),
-    /// Something is due at a decoding replica, unless its version has moved on.
-    Decoder(u32, u32),
+}
+
+/// A time, as bits, and a number in the order of scheduling.
+type Due = (u64, u64);
+
+/// Nothing is due.
+const NEVER: Due = (u64::MAX, u64::MAX);
+
+/// What happens next.
+#[derive(Debug, Clone, Copy)]
+enum Next {
+    Event,
+    /// Something at a decoding replica.
+    Decoder(usize),
 }
 
 /// A replica that only prefills: a pipeline that takes one prompt after the other.
@@ -53,6 +70,8 @@ struct Engine<'a> {
     /// By time, then by order of scheduling.
     events: BinaryHeap<Reverse<(u64, u64, Kind)>>,
     scheduled: u64,
+    /// The same of what is due at each decoding replica, which changes with everything that happens there.
+    due: Vec<Due>,
     handled: u64,
     served: Vec<Served>,
     prefillers: Vec<Prefiller>,
@@ -68,13 +87,17 @@ struct Engine<'a> {
     request_seconds: f64,
     replica_seconds: Vec<f64>,
     queues: Vec<(f64, u32, u32)>,
-    too_late: bool,
+    /// The longest wait, and the share of its means in [`Bounds::most`], as far as they are known.
+    longest_wait: f64,
+    means: f64,
+    /// Something takes for ever.
+    endless: bool,
     prefill_views: Vec<PrefillView>,
     decode_views: Vec<DecodeView>,
 }
 
-/// Runs requests, in the order of their arrival, through a cluster. None if no replica can serve them, or if the
-/// bounds were broken.
+/// Runs requests, in the order of their arrival, through a cluster. None if no replica can serve them in finite time, or if
+/// the bounds were broken.
 pub fn simulate(
     cluster: &SimCluster,
     requests: &[Request],
@@ -86,7 +109,7 @@ pub fn simulate(
     }
     let mut engine = Engine::new(cluster, requests, policy, bounds);
     engine.run();
-    (!engine.too_late).then(|| engine.report())
+    (!engine.endless && !engine.too_much()).then(|| engine.report())
 }
 
 /// Whether a request that is prefilled anywhere can be decoded somewhere.
@@ -116,6 +139,7 @@ impl<'a> Engine<'a> {
             now: 0.0,
             events: BinaryHeap::new(),
             scheduled: 0,
+            due: vec![NEVER; n],
             handled: 0,
             served: requests.iter().map(|r| Served::pending(r.at, r.output)).collect(),
             prefillers: (0..n).map(|_| Prefiller::default()).collect(),
@@ -129,34 +153,49 @@ impl<'a> Engine<'a> {
             request_seconds: 0.0,
             replica_seconds: vec![0.0; n],
             queues: Vec::new(),
-            too_late: false,
+            longest_wait: 0.0,
+            means: 0.0,
+            endless: false,
             prefill_views: Vec::new(),
             decode_views: Vec::new(),
         }
     }
 
     fn run(&mut self) {
-        let mut next = 0;
+        let mut arrived = 0;
         loop {
-            let event_at = self.events.peek().map(|Reverse((at, _, _))| f64::from_bits(*at));
-            let arrival = self.requests.get(next).map(|r| r.at);
-            match (arrival, event_at) {
-                (None, None) => return,
-                (Some(at), event) if event.is_none_or(|event| at <= event) => {
-                    self.move_clock(at);
-                    self.arrive(next);
-                    next += 1;
+            let ((at, _), next) = self.next();
+            let arrival = self.requests.get(arrived).map(|r| r.at);
+            match arrival {
+                // Times are never negative, so their bits are in order.
+                Some(arrival) if arrival.to_bits() <= at => {
+                    self.move_clock(arrival);
+                    self.arrive(arrived);
+                    arrived += 1;
                 }
-                _ => {
-                    let Some(Reverse((at, _, kind))) = self.events.pop() else { return };
-                    self.move_clock(f64::from_bits(at));
-                    self.handle(kind);
+                _ if at == NEVER.0 => return,
+                _ if f64::from_bits(at).is_infinite() => {
+                    self.endless = true;
+                    return;
                 }
+                _ => self.handle(next, f64::from_bits(at)),
             }
-            if self.too_late {
+            if self.too_much() {
                 return;
             }
         }
+    }
+
+    /// What happens next but for arrivals.
+    fn next(&self) -> (Due, Next) {
+        let event = self.events.peek().map_or(NEVER, |Reverse((at, order, _))| (*at, *order));
+        let mut first = (event, Next::Event);
+        for (index, &due) in self.due.iter().enumerate() {
+            if due < first.0 {
+                first = (due, Next::Decoder(index));
+            }
+        }
+        first
     }
 
     /// Time only moves on, and is counted for everyone who is in the system meanwhile.
@@ -182,16 +221,16 @@ impl<'a> Engine<'a> {
         self.events.push(Reverse((at.max(self.now).to_bits(), self.scheduled, kind)));
     }
 
-    fn handle(&mut self, kind: Kind) {
-        match kind {
-            Kind::PrefillFree(replica) => self.begin_prefill(replica as usize),
-            Kind::FirstToken(request) => self.first_token(request as usize),
-            Kind::CacheArrived(request) => self.begin_decode(request as usize),
-            Kind::Decoder(replica, version) => {
-                if self.decoders[replica as usize].version == version {
-                    self.decoder_due(replica as usize);
-                }
-            }
+    fn handle(&mut self, next: Next, at: f64) {
+        self.move_clock(at);
+        match next {
+            Next::Decoder(replica) => self.decoder_due(replica),
+            Next::Event => match self.events.pop() {
+                Some(Reverse((_, _, Kind::PrefillFree(replica)))) => self.begin_prefill(replica as usize),
+                Some(Reverse((_, _, Kind::FirstToken(request)))) => self.first_token(request as usize),
+                Some(Reverse((_, _, Kind::CacheArrived(request)))) => self.begin_decode(request as usize),
+                None => {}
+            },
         }
     }
 
@@ -211,8 +250,12 @@ impl<'a> Engine<'a> {
             self.give_slots();
         } else {
             let prefiller = &mut self.prefillers[replica];
+            let wait = (prefiller.free_at - self.now).max(0.0) + prefiller.backlog;
             prefiller.backlog += pass.slowest;
             prefiller.line.push_back(request);
+            // Nobody overtakes here, so the wait is known.
+            self.note_wait(wait);
+            let prefiller = &self.prefillers[replica];
             if prefiller.line.len() == 1 && prefiller.free_at <= self.now {
                 self.begin_prefill(replica);
             }
@@ -264,7 +307,7 @@ impl<'a> Engine<'a> {
         prefiller.free_at = self.now + pass.slowest;
         prefiller.busy += pass.slowest;
         self.served[request].prefill_start = self.now;
-        self.check_wait(self.now - self.served[request].arrival);
+        self.note_wait(self.now - self.served[request].arrival);
         self.schedule(self.now + pass.slowest, Kind::PrefillFree(index as u32));
         self.schedule(self.now + pass.sum, Kind::FirstToken(request as u32));
     }
@@ -272,7 +315,9 @@ impl<'a> Engine<'a> {
     fn first_token(&mut self, request: usize) {
         let served = &mut self.served[request];
         served.first_token = self.now;
-        let by = served.prefilled_by;
+        let (by, ttft) = (served.prefilled_by, served.ttft());
+        self.note_mean(self.bounds.ttft_weight * ttft);
+        let served = &mut self.served[request];
         if self.requests[request].output <= 1.0 {
             let mixed = self.cluster.replicas()[by].decodes();
             (served.slot, served.decode_start, served.decoded_by) = (self.now, self.now, by);
@@ -361,7 +406,7 @@ impl<'a> Engine<'a> {
         let work = decoder.start_prefill(replica, request, self.requests[request].prompt);
         decoder.line_work = if decoder.line.is_empty() { 0.0 } else { decoder.line_work - work };
         self.served[request].prefill_start = self.now;
-        self.check_wait(self.now - self.served[request].arrival);
+        self.note_wait(self.now - self.served[request].arrival);
         self.reschedule(index);
     }
 
@@ -384,7 +429,7 @@ impl<'a> Engine<'a> {
         let served = &mut self.served[request];
         served.decode_start = self.now;
         let (wait, index) = (served.wait(), served.decoded_by);
-        self.check_wait(wait);
+        self.note_wait(wait);
         self.advance(index);
         self.decoders[index].start(request, self.requests[request].output - 1.0);
         self.reschedule(index);
@@ -413,6 +458,8 @@ impl<'a> Engine<'a> {
         served.finish = self.now;
         self.in_system -= 1;
         self.in_replica[served.decoded_by] -= 1;
+        let tpot = served.tpot();
+        self.note_mean(self.bounds.tpot_weight * tpot);
     }
 
     fn advance(&mut self, index: usize) {
@@ -420,15 +467,24 @@ impl<'a> Engine<'a> {
     }
 
     fn reschedule(&mut self, index: usize) {
-        self.decoders[index].version = self.decoders[index].version.wrapping_add(1);
-        if let Some(at) = self.decoders[index].next(&self.cluster.replicas()[index]) {
-            let version = self.decoders[index].version;
-            self.schedule(at, Kind::Decoder(index as u32, version));
-        }
+        let at = self.decoders[index].next(&self.cluster.replicas()[index]);
+        self.scheduled += 1;
+        self.due[index] = at.map_or(NEVER, |at| (at.max(self.now).to_bits(), self.scheduled));
     }
 
-    fn check_wait(&mut self, wait: f64) {
-        self.too_late |= wait > self.bounds.max_wait;
+    /// Some request waits so long, or longer.
+    fn note_wait(&mut self, wait: f64) {
+        self.longest_wait = self.longest_wait.max(wait);
+    }
+
+    /// A request's share of a weighted mean is known.
+    fn note_mean(&mut self, weighted: f64) {
+        self.means += weighted / self.requests.len() as f64;
+    }
+
+    /// Whether the bounds are broken. Sums are in another order than a report's, so equal is not above.
+    fn too_much(&self) -> bool {
+        self.longest_wait + self.means > self.bounds.most * (1.0 + 1e-9)
     }
 
     fn report(mut self) -> Report {

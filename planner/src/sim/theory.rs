@@ -211,7 +211,7 @@ fn one_seed_gives_one_result() {
 
 #[test]
 fn a_broken_bound_ends_a_simulation() {
-    let bounds = Bounds { max_wait: 0.01, samples: 0 };
+    let bounds = Bounds { most: 0.01, ..Bounds::default() };
     assert_eq!(simulate(&mixed_cluster(), &busy_requests(5_000), &mut ShortestWork, bounds), None);
 }
 
@@ -228,4 +228,22 @@ fn a_cluster_that_cannot_decode_serves_nothing() {
     let only = vec![SimReplica::simple(Role::Prefill, 1, 1.0, vec![1.0, 1.0])];
     let cluster = SimCluster::without_handover(only);
     assert_eq!(simulate(&cluster, &busy_requests(1), &mut ShortestWork, Bounds::default()), None);
+}
+
+#[test]
+fn a_clock_that_has_run_for_years_still_moves_on() {
+    // A request a year: a second token is nearer than the clock's next number at times. Earlier such a run never ended.
+    let year = 3.2e7;
+    let requests: Vec<Request> = (0..500)
+        .map(|i| Request { at: f64::from(i) * 1e4 * year, prompt: 300.0 + f64::from(i), output: 200.0 })
+        .collect();
+    let report = simulate(&mixed_cluster(), &requests, &mut ShortestWork, Bounds::default()).unwrap();
+    assert!(report.served.iter().all(|served| served.finish >= served.arrival));
+}
+
+#[test]
+fn a_replica_that_never_answers_serves_nothing() {
+    let never = vec![SimReplica::simple(Role::Mixed, 2, 1.0, vec![f64::INFINITY; 3])];
+    let cluster = SimCluster::without_handover(never);
+    assert_eq!(simulate(&cluster, &busy_requests(3), &mut ShortestWork, Bounds::default()), None);
 }

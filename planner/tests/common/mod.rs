@@ -23,8 +23,10 @@ pub struct Shape {
 pub enum Detail {
     /// Decode by depth, prefill and head.
     Plain,
-    /// Also calls, embeddings and prefill by depth; and tensors that every stage holds.
+    /// Also calls, embeddings, prefill by depth and a process's memory; and tensors that every stage holds.
     Full,
+    /// Also what idling costs.
+    Cold,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,7 +92,7 @@ fn curves(power: &Power, slowdown: f64, kinds: &[BlockKind], detail: Detail) -> 
         let time = |t: u32| slowdown.sqrt() * (2.0 * power.decode_ms + power.prefill_ms * f64::from(t));
         let (prefill_depths, deeper) = match detail {
             Detail::Plain => (vec![0], vec![1.0]),
-            Detail::Full => (vec![0, 2048, 8192], vec![1.0, 1.2, 2.1]),
+            Detail::Full | Detail::Cold => (vec![0, 2048, 8192], vec![1.0, 1.2, 2.1]),
         };
         let prefill = tokens.iter().flat_map(|&t| deeper.iter().map(move |factor| Millis(time(t) * factor)));
         BlockCurves {
@@ -103,8 +105,12 @@ fn curves(power: &Power, slowdown: f64, kinds: &[BlockKind], detail: Detail) -> 
     ProcessorProfile {
         blocks: blocks.collect(),
         head: Surface::flat(rows.clone(), head.collect()).unwrap(),
-        call: (detail == Detail::Full).then(|| by_rows(0.3 * power.decode_ms * slowdown.sqrt())),
+        call: (detail != Detail::Plain).then(|| by_rows(0.3 * power.decode_ms * slowdown.sqrt())),
     }
+}
+
+fn cold_call(ms: f64) -> ColdCall {
+    ColdCall::new(vec![Millis(2.0), Millis(25.0)], vec![Millis(0.5 * ms), Millis(6.0 * ms)]).unwrap()
 }
 
 fn by_rows(ms: f64) -> Surface {
@@ -113,7 +119,7 @@ fn by_rows(ms: f64) -> Surface {
 
 fn kind(shape: Shape, block: u32) -> BlockKind {
     match (shape.two_kinds, shape.detail, block % 4) {
-        (TwoKinds::Yes, Detail::Full, 3) => RECURRENT,
+        (TwoKinds::Yes, Detail::Full | Detail::Cold, 3) => RECURRENT,
         (TwoKinds::Yes, _, 1 | 3) => SLIDING,
         _ => FULL,
     }
@@ -142,7 +148,7 @@ pub fn model(shape: Shape) -> ModelShape {
         embedding_bytes: Bytes(200_000_000),
         head_bytes: Bytes(200_000_000),
         tied: false,
-        global_bytes: Bytes(if shape.detail == Detail::Full { 40_000_000 } else { 0 }),
+        global_bytes: Bytes(if shape.detail == Detail::Plain { 0 } else { 40_000_000 }),
         experts: None,
         range_rules: Vec::new(),
     }
@@ -153,7 +159,7 @@ pub fn problem(shape: Shape, seed: u64) -> Problem {
     let types: Vec<Power> = (0..shape.types.max(1)).map(|_| power(&mut rng)).collect();
     let all = [FULL, SLIDING, RECURRENT];
     let kinds = if shape.two_kinds == TwoKinds::Yes { &all[..] } else { &all[..1] };
-    let full = shape.detail == Detail::Full;
+    let full = shape.detail != Detail::Plain;
     let (mut devices, mut profiles) = (Vec::new(), Vec::new());
     for d in 0..shape.devices {
         let power = if shape.types == 0 { power(&mut rng) } else { types[rng.below(types.len())] };
@@ -174,8 +180,8 @@ pub fn problem(shape: Shape, seed: u64) -> Problem {
             hop_overhead: Millis(0.5),
             buffers: ComputeBuffers { prefill: Bytes(600_000_000), decode: Bytes(300_000_000) },
             embedding: full.then(|| by_rows(0.2)),
-            cold_call: None,
-            memory: None,
+            cold_call: (shape.detail == Detail::Cold).then(|| cold_call(power.decode_ms)),
+            memory: full.then(|| MemoryCosts::assumed(&model(shape))),
         });
     }
     let links = links(shape, &devices, &mut rng);

@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use crate::cli::Globals;
 use crate::commands::planning::{
-    Inputs, ObjectiveArg, ProblemArgs, Shown, explained, print_notes, settings, write_file,
+    Inputs, ObjectiveArg, ProblemArgs, Shown, explained, print_notes, write_file,
 };
 use crate::interrupt::Interrupt;
 use crate::output;
@@ -76,6 +76,8 @@ struct Report {
     method: &'static str,
     /// Plans or groupings that were looked at.
     judged: u64,
+    /// What the search left undone since it would have taken too long.
+    cut_short: Vec<String>,
     bottleneck: Option<&'static str>,
     next_best: Option<NextBest>,
     /// What would help most, the most helpful first.
@@ -117,8 +119,11 @@ pub(crate) fn run(args: &PlanArgs, globals: &Globals) -> Result<()> {
     let interrupt = Interrupt::listen()?;
     let Inputs { problem, model, notes } = args.problem.read(globals, &interrupt)?;
     let shown = Shown::new(&interrupt);
-    let of =
-        |objective| Settings { cut_points: args.cut_points.clone(), seed: args.seed, ..settings(objective) };
+    let of = |objective| Settings {
+        cut_points: args.cut_points.clone(),
+        seed: args.seed,
+        ..args.problem.settings(objective)
+    };
     let chosen = of(args.objective.kind());
     let solution = if args.robust {
         solve_robust(&problem, &chosen, &Doubt::default(), &shown)
@@ -198,6 +203,7 @@ fn report(
             Method::Genetic => "genetic",
         },
         judged: solution.judged,
+        cut_short: solution.cut_short.iter().map(ToString::to_string).collect(),
         bottleneck: explanation.map(|explanation| match explanation.bottleneck {
             Phase::Neither => "neither",
             Phase::Prefill => "prefill",
@@ -236,6 +242,9 @@ fn text(report: &Report, plan: &Plan, explanation: Option<&Explanation>) -> Stri
         report.judged,
         replicas(plan)
     );
+    for cut in &report.cut_short {
+        let _ = writeln!(out, "cut short: {cut}");
+    }
     if !plan.idle.is_empty() {
         let idle: Vec<&str> = plan.idle.iter().map(|device| device.0.as_str()).collect();
         let _ = writeln!(out, "idle: {}", idle.join(", "));

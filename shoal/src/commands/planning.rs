@@ -10,7 +10,9 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use cluster::{Arrivals, DeviceProfile, ModelShape, Workload};
-use planner::{ObjectiveKind, PlanError, Problem, Progress, Settings, SlotRule, Watch};
+use planner::{
+    EncodingRule, KvLayout, ObjectiveKind, PlanError, Problem, Progress, Settings, SlotRule, Watch,
+};
 use protocol::plan_files::{
     ClusterFile, ModelShapeFile, PlannerFile, ProfilesFile, WorkloadFile, read_trace,
 };
@@ -39,6 +41,10 @@ pub(crate) struct ProblemArgs {
     /// What was measured on the devices for the model, in one file or several (docs/schema/profile.schema.json).
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     profiles: Vec<PathBuf>,
+    /// Prompt tokens computed at once, as `serve` is told.
+    #[arg(long, env = "SHOAL_PREFILL_CHUNK", value_name = "TOKENS", default_value_t = 256,
+          value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    prefill_chunk: u32,
     /// Plan without this node; may be given more than once.
     #[arg(long, value_name = "NODE")]
     exclude: Vec<String>,
@@ -54,6 +60,11 @@ pub(crate) struct Inputs {
 }
 
 impl ProblemArgs {
+    /// How to plan by an objective.
+    pub(crate) fn settings(&self, objective: ObjectiveKind) -> Settings {
+        settings(objective, self.prefill_chunk)
+    }
+
     /// Reads all files.
     pub(crate) fn read(&self, globals: &Globals, interrupt: &Interrupt) -> Result<Inputs> {
         let file: ClusterFile = read_file(&self.cluster)?;
@@ -188,13 +199,15 @@ impl ObjectiveArg {
     }
 }
 
-/// How Shoal plans by an objective.
-pub(crate) fn settings(objective: ObjectiveKind) -> Settings {
+/// How Shoal plans by an objective, with prompts computed in chunks of so many tokens.
+fn settings(objective: ObjectiveKind, prefill_chunk: u32) -> Settings {
     Settings {
         objective,
+        prefill_chunk,
+        kv_layout: KvLayout::PerSlot { n_ubatch: prefill_chunk },
         // The simulator can tell which number of slots is better; the paper's objectives look at rates alone.
         slots: if objective == ObjectiveKind::Queue { SlotRule::Either } else { SlotRule::MostTokens },
-        encoding: planner::EncodingRule::WhereItBinds,
+        encoding: EncodingRule::WhereItBinds,
         ..Settings::default()
     }
 }
@@ -281,7 +294,7 @@ mod tests {
     fn the_published_plan_is_what_the_published_examples_give() {
         let texts = example_texts();
         let problem = problem_of(texts.each_ref().map(String::as_str)).unwrap();
-        let plan = solve(&problem, &settings(ObjectiveKind::Queue)).unwrap().plan;
+        let plan = solve(&problem, &settings(ObjectiveKind::Queue, 256)).unwrap().plan;
         let published: protocol::plan_files::PlanFile = read_file(&example("plan.json")).unwrap();
         let in_short = |plan: &cluster::Plan| planner::table::in_short(plan);
         assert_eq!(
@@ -306,7 +319,7 @@ mod tests {
         let texts = example_texts()
             .map(|text| text.replace("420", "-420").replace("poisson_ms = 2500", "poisson_ms = 0"));
         let problem = problem_of(texts.each_ref().map(String::as_str)).unwrap();
-        let error = explained(solve(&problem, &settings(ObjectiveKind::Els)).unwrap_err()).to_string();
+        let error = explained(solve(&problem, &settings(ObjectiveKind::Els, 256)).unwrap_err()).to_string();
         assert!(error.starts_with("the problem has 11 faults\n  "), "{error}");
     }
 }

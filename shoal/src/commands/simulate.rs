@@ -13,9 +13,7 @@ use protocol::plan_files::PlanFile;
 use serde::Serialize;
 
 use crate::cli::Globals;
-use crate::commands::planning::{
-    Inputs, ProblemArgs, explained, print_notes, read_file, settings, use_trace,
-};
+use crate::commands::planning::{Inputs, ProblemArgs, explained, print_notes, read_file, use_trace};
 use crate::interrupt::Interrupt;
 use crate::output;
 use profiler::statistics::quantile;
@@ -124,7 +122,7 @@ pub(crate) fn run(args: &SimulateArgs, globals: &Globals) -> Result<()> {
         use_trace(&mut problem.workload, path)?;
     }
     let plan = read_file::<PlanFile>(&args.plan)?.plan()?;
-    let settings = settings(ObjectiveKind::Queue);
+    let settings = args.problem.settings(ObjectiveKind::Queue);
     let cluster = cluster_of(&problem, &settings, &plan).map_err(explained)?;
     for number in too_large(&problem, &settings, &plan).map_err(explained)? {
         notes.push(format!("replica {number} needs more memory than its devices have"));
