@@ -12,7 +12,7 @@ use crate::grouping::fronts::Fronts;
 use crate::grouping::genetic::{self, Context, Found};
 use crate::grouping::states::{States, affordable};
 use crate::instance::Instance;
-use crate::objective::{Objective, Rates, Reach, Score, Trials, better, by_rates, compare};
+use crate::objective::{Least, Objective, Rates, Reach, Score, Trials, better, by_rates, compare};
 use crate::roles::assign;
 use crate::settings::{ObjectiveKind, Settings};
 use crate::watch::{Stopped, Watch, Work, show};
@@ -225,14 +225,14 @@ impl Search<'_> {
     ) -> Result<Option<CutShort>, Stopped> {
         let reaches = self.reaches(states);
         let work = &self.inst().work;
-        let least = |plan: &[Choice]| -> Option<Vec<f64>> {
+        let least = |plan: &[Choice]| -> Option<Vec<Least>> {
             let reach = plan.iter().map(|&(group, option)| reaches[group as usize][usize::from(option)]);
             self.trials.least(&reach.collect::<Option<Vec<Reach>>>()?)
         };
         let estimate = |index: usize| -> Option<(f64, f64, u32)> {
             let plan = listed.get(index);
             let of_trials = least(plan)?;
-            let bound = of_trials.iter().sum::<f64>() / of_trials.len() as f64;
+            let bound = of_trials.iter().map(|least| least.score).sum::<f64>() / of_trials.len() as f64;
             // The fluid estimate knows what waits, the bound what an idle cluster gives.
             let fluid = self.objective().score(work, rates_of(states, plan))[0];
             bound.is_finite().then_some((fluid + bound, bound, index as u32))
@@ -284,7 +284,7 @@ impl Search<'_> {
     }
 
     /// The simulated score of a plan, infinite where it is not below the limit; with it what each trial gives at least.
-    pub(crate) fn simulate(&self, draft: &[DraftGroup], limit: (f64, &[f64])) -> f64 {
+    pub(crate) fn simulate(&self, draft: &[DraftGroup], limit: (f64, &[Least])) -> f64 {
         let Some(replicas) = self.evaluator.realise(draft) else { return f64::INFINITY };
         let replicas: Vec<&Replica> = replicas.iter().map(Arc::as_ref).collect();
         self.trials.score(self.inst(), &replicas, limit)

@@ -72,6 +72,11 @@ impl Context<'_> {
         self.objective.score(&self.evaluator.inst().work, rates)
     }
 
+    /// Whether half of what may be spent on laying out groups is.
+    fn is_half_spent(&self) -> bool {
+        self.evaluator.spent() > self.effort.layout_steps / 2
+    }
+
     fn draft(&self, groups: &[Vec<u16>]) -> Draft {
         let options: Vec<_> = groups.iter().map(|group| self.options(group)).collect();
         let (chosen, _) = self.assign(&options);
@@ -109,34 +114,20 @@ pub(crate) fn search(context: &Context<'_>) -> Result<Found, Stopped> {
     // The first population and the last polish count as a generation each.
     let shown = |done| show(context.watch, Work::Generations, (done, effort.generations + 2));
     shown(0)?;
-    let dear = || context.evaluator.spent() > effort.layout_steps / 2;
-    let of_first = |i: usize| {
-        let mut rng = Rng::fork(context.seed, i as u64);
-        let individual =
-            if i % 4 == 3 { Individual::random(n, &mut rng) } else { greedy(context, i, &mut rng) };
-        touched(context, individual, &mut rng, if i < population / 4 { touches(n) } else { 0 })
-    };
-    let mut first: Vec<Judged> = Vec::with_capacity(population);
-    while first.len() < population && !dear() {
-        let next = first.len()..population.min(first.len() + ABREAST);
-        first.par_extend(next.into_par_iter().map(of_first));
-    }
+    let first = first_population(context, population);
     let mut judged = first.len() as u64;
     let mut pool = ranked(first, population);
     let mut quiet = 0;
     let mut ended_after = None;
     for generation in 1..=effort.generations {
         shown(generation)?;
-        if dear() {
+        if context.is_half_spent() {
             ended_after = Some(generation - 1);
             break;
         }
-        let children: Vec<Judged> = (0..population)
-            .into_par_iter()
-            .map(|i| {
-                child(context, &pool, &mut Rng::fork(context.seed, (generation * population + i) as u64))
-            })
-            .collect();
+        let stream = |i: usize| Rng::fork(context.seed, (generation * population + i) as u64);
+        let children = (0..population).into_par_iter().map(|i| child(context, &pool, &mut stream(i)));
+        let children: Vec<Judged> = children.collect();
         judged += children.len() as u64;
         let before = pool[0].score;
         let mut next: Vec<Judged> = pool.drain(..effort.elites.min(pool.len())).collect();
@@ -148,24 +139,43 @@ pub(crate) fn search(context: &Context<'_>) -> Result<Found, Stopped> {
         }
     }
     shown(effort.generations + 1)?;
-    let elites = effort.elites.clamp(1, pool.len());
-    let left = effort.layout_steps.saturating_sub(context.evaluator.spent());
-    // About every fourth move is one, and then lays out two groups.
-    let of_try = (context.evaluator.work(n.div_ceil(pool[0].individual.sizes.len())) / 2).max(1);
-    let tries = polish(n).min((left / of_try) as usize / elites).max(touches(n));
-    let polished: Vec<Judged> = pool[..elites]
-        .par_iter()
-        .enumerate()
-        .map(|(i, judged)| {
-            let mut rng = Rng::fork(context.seed, u64::MAX - i as u64);
-            touched(context, judged.individual.clone(), &mut rng, tries)
-        })
-        .collect();
-    let mut best = polished;
+    let mut best = polished(context, &pool[..effort.elites.clamp(1, pool.len())]);
     best.extend(pool);
     let best = ranked(best, population);
     let plans = best.into_iter().map(|j| (j.score, context.draft(&j.individual.groups())));
     Ok(Found { plans: plans.collect(), judged, ended_after })
+}
+
+/// Groupings filled greedily, and every fourth at random; fewer where laying out groups is dear.
+fn first_population(context: &Context<'_>, population: usize) -> Vec<Judged> {
+    let n = context.evaluator.inst().devices.len();
+    let individual = |i: usize| {
+        let mut rng = Rng::fork(context.seed, i as u64);
+        let individual =
+            if i % 4 == 3 { Individual::random(n, &mut rng) } else { greedy(context, i, &mut rng) };
+        touched(context, individual, &mut rng, if i < population / 4 { touches(n) } else { 0 })
+    };
+    let mut all: Vec<Judged> = Vec::with_capacity(population);
+    while all.len() < population && !context.is_half_spent() {
+        let next = all.len()..population.min(all.len() + ABREAST);
+        all.par_extend(next.into_par_iter().map(individual));
+    }
+    all
+}
+
+/// The best after a last local search, as long as what is left to spend allows.
+fn polished(context: &Context<'_>, elites: &[Judged]) -> Vec<Judged> {
+    let n = context.evaluator.inst().devices.len();
+    let left = context.effort.layout_steps.saturating_sub(context.evaluator.spent());
+    // About every fourth move is one, and then lays out two groups.
+    let of_group = context.evaluator.work(n.div_ceil(elites[0].individual.sizes.len()));
+    let affordable = left / (of_group / 2).max(1) / elites.len() as u64;
+    let tries = polish(n).min(affordable as usize).max(touches(n));
+    let of = |(i, judged): (usize, &Judged)| {
+        let mut rng = Rng::fork(context.seed, u64::MAX - i as u64);
+        touched(context, judged.individual.clone(), &mut rng, tries)
+    };
+    elites.par_iter().enumerate().map(of).collect()
 }
 
 fn polish(n: usize) -> usize {

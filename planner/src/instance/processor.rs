@@ -127,7 +127,8 @@ fn scaled(of: &[f64], factor: f64) -> Vec<f64> {
 
 /// Whole chunks of a prompt, and the tokens left over.
 pub(crate) fn chunks(tokens: f64, chunk: f64) -> (f64, f64) {
-    let full = (tokens / chunk).floor();
+    // Both are positive; `floor` is a call of a library.
+    let full = (tokens / chunk) as u64 as f64;
     (full, tokens - full * chunk)
 }
 

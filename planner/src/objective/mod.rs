@@ -10,7 +10,7 @@ pub(crate) use els::Els;
 pub(crate) use ft::Ft;
 pub(crate) use queue::{Queue, Trials, seconds, sim_cluster};
 pub(crate) use splitwise::{Splitwise, prefill_replicas};
-pub(crate) use trial::Reach;
+pub(crate) use trial::{Least, Reach};
 
 use crate::instance::Work;
 use crate::settings::ObjectiveKind;

@@ -8,7 +8,7 @@
 
 use cluster::Role;
 
-use super::trial::{Reach, Together, Trial};
+use super::trial::{Least, Reach, Together, Trial};
 use super::{Objective, Rates, Score, WORST};
 use crate::evaluate::Replica;
 use crate::instance::{Instance, Work};
@@ -71,22 +71,34 @@ impl Trials {
     }
 
     /// For each trial, a score that no plan of replicas with this reach beats; none if they cannot serve.
-    pub(crate) fn least(&self, replicas: &[Reach]) -> Option<Vec<f64>> {
+    pub(crate) fn least(&self, replicas: &[Reach]) -> Option<Vec<Least>> {
         let together = Together::new(replicas)?;
         Some(self.seeds.iter().map(|trial| trial.least(&together)).collect())
     }
 
     /// The score of a plan; infinite as soon as it cannot be below `limit`, for which it helps to know what each trial
     /// gives at least.
-    pub(crate) fn score(&self, inst: &Instance, replicas: &[&Replica], (limit, least): (f64, &[f64])) -> f64 {
+    pub(crate) fn score(
+        &self,
+        inst: &Instance,
+        replicas: &[&Replica],
+        (limit, least): (f64, &[Least]),
+    ) -> f64 {
         let cluster = sim_cluster(inst, replicas);
         let trials = self.seeds.len() as f64;
-        let (mut sum, mut left) = (0.0, least.iter().sum::<f64>());
+        let (mut sum, mut left) = (0.0, least.iter().map(|least| least.score).sum::<f64>());
         for (index, trial) in self.seeds.iter().enumerate() {
-            left -= least.get(index).copied().unwrap_or(0.0);
+            let least = least.get(index).copied().unwrap_or_default();
+            left -= least.score;
             let most = limit * trials - sum - left.max(0.0);
-            let bounds =
-                Bounds { most, ttft_weight: TTFT_WEIGHT, tpot_weight: TPOT_WEIGHT, ..Bounds::default() };
+            let bounds = Bounds {
+                most,
+                ttft_weight: TTFT_WEIGHT,
+                tpot_weight: TPOT_WEIGHT,
+                least_ttft: least.ttft,
+                least_tpot: least.tpot,
+                samples: 0,
+            };
             let Some(report) = simulate(&cluster, &trial.requests, &mut ShortestWork, bounds) else {
                 return f64::INFINITY;
             };

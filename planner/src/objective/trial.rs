@@ -35,6 +35,18 @@ pub(crate) struct Reach {
     slots: f64,
 }
 
+/// What a plan gives at least in a trial.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Least {
+    pub score: f64,
+    /// The time to the first token and for each further one, of every request.
+    pub ttft: f64,
+    pub tpot: f64,
+}
+
+/// Bounds are compared with sums in another order.
+const ROUNDING: f64 = 1e-9;
+
 /// The reach of a plan's replicas together.
 pub(super) struct Together {
     total: Reach,
@@ -136,13 +148,15 @@ impl Trial {
     }
 
     /// No plan of such replicas has a better score in this trial.
-    pub(super) fn least(&self, of: &Together) -> f64 {
+    pub(super) fn least(&self, of: &Together) -> Least {
         let mean_prompt = self.prompts / self.requests.len().max(1) as f64;
         let ttft = of.total.shortest_pass.max(of.total.pass_per_token * mean_prompt);
         // Requests of a single token have no time per token.
         let all_long = self.shortest_outputs.get(1).is_some_and(|first| *first > 0.0);
         let tpot = if all_long { of.total.tpot } else { 0.0 };
-        (self.least_wait(of) + TTFT_WEIGHT * ttft + TPOT_WEIGHT * tpot) * (1.0 - 1e-9)
+        let score = (self.least_wait(of) + TTFT_WEIGHT * ttft + TPOT_WEIGHT * tpot) * (1.0 - ROUNDING);
+        let of_each = |seconds: f64| seconds * (1.0 - ROUNDING);
+        Least { score, ttft: of_each(of.total.shortest_pass), tpot: of_each(tpot) }
     }
 
     /// The longest wait is never shorter: when the last request gets its slot, all but as many as there are slots are

@@ -4,28 +4,9 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use super::decode::{Decoder, Done};
-use super::report::{ReplicaUse, Report, Served};
-use super::{DecodeView, Policy, PrefillView, Request, SimCluster};
-
-/// How far a simulation goes and what it notes down.
-#[derive(Debug, Clone, Copy)]
-pub struct Bounds {
-    /// Stop as soon as the longest wait, with the two means below as far as they are known, is above this many seconds: the
-    /// caller has something better.
-    pub most: f64,
-    /// What the mean time to first token counts for in that.
-    pub ttft_weight: f64,
-    /// What the mean time per token counts for.
-    pub tpot_weight: f64,
-    /// Points in time at which queues are noted; 0 for none.
-    pub samples: usize,
-}
-
-impl Default for Bounds {
-    fn default() -> Self {
-        Self { most: f64::INFINITY, ttft_weight: 0.0, tpot_weight: 0.0, samples: 0 }
-    }
-}
+use super::report::{ReplicaUse, Report, Served, thinned};
+use super::{Bounds, DecodeView, Policy, PrefillView, Request, SimCluster};
+use crate::chain::Pass;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
@@ -54,7 +35,8 @@ enum Next {
 /// A replica that only prefills: a pipeline that takes one prompt after the other.
 #[derive(Debug, Default)]
 struct Prefiller {
-    line: VecDeque<usize>,
+    /// Requests and what their prompts take.
+    line: VecDeque<(usize, Pass)>,
     free_at: f64,
     busy: f64,
     /// Seconds of the slowest stage that wait in line.
@@ -93,6 +75,8 @@ struct Engine<'a> {
     /// Something takes for ever.
     endless: bool,
     prefill_views: Vec<PrefillView>,
+    /// What the prompt of a request that is looked at takes, for each view.
+    passes: Vec<Pass>,
     decode_views: Vec<DecodeView>,
 }
 
@@ -104,23 +88,12 @@ pub fn simulate(
     policy: &mut dyn Policy,
     bounds: Bounds,
 ) -> Option<Report> {
-    if !can_serve(cluster) {
+    if !cluster.can_serve() {
         return None;
     }
     let mut engine = Engine::new(cluster, requests, policy, bounds);
     engine.run();
     (!engine.endless && !engine.too_much()).then(|| engine.report())
-}
-
-/// Whether a request that is prefilled anywhere can be decoded somewhere.
-fn can_serve(cluster: &SimCluster) -> bool {
-    let replicas = cluster.replicas();
-    let reaches = |from: usize| {
-        (0..replicas.len())
-            .any(|to| replicas[to].decodes() && replicas[to].slots > 0 && cluster.connects(from, to))
-    };
-    let mut prefill = (0..replicas.len()).filter(|&r| replicas[r].prefills()).peekable();
-    prefill.peek().is_some() && prefill.all(|r| replicas[r].decodes() && replicas[r].slots > 0 || reaches(r))
 }
 
 impl<'a> Engine<'a> {
@@ -154,9 +127,10 @@ impl<'a> Engine<'a> {
             replica_seconds: vec![0.0; n],
             queues: Vec::new(),
             longest_wait: 0.0,
-            means: 0.0,
+            means: bounds.ttft_weight * bounds.least_ttft + bounds.tpot_weight * bounds.least_tpot,
             endless: false,
             prefill_views: Vec::new(),
+            passes: Vec::new(),
             decode_views: Vec::new(),
         }
     }
@@ -239,11 +213,10 @@ impl<'a> Engine<'a> {
         self.look_at_prefill(request);
         let views = std::mem::take(&mut self.prefill_views);
         let chosen = self.policy.prefill(&views).min(views.len() - 1);
-        let replica = views[chosen].replica;
+        let (replica, pass) = (views[chosen].replica, self.passes[chosen]);
         self.prefill_views = views;
         self.served[request].prefilled_by = replica;
         self.in_replica[replica] += 1;
-        let pass = self.cluster.replicas()[replica].prefill.of(self.requests[request].prompt);
         if self.cluster.replicas()[replica].decodes() {
             self.decoders[replica].line_work += pass.slowest;
             self.decoders[replica].line.push_back(request);
@@ -252,7 +225,7 @@ impl<'a> Engine<'a> {
             let prefiller = &mut self.prefillers[replica];
             let wait = (prefiller.free_at - self.now).max(0.0) + prefiller.backlog;
             prefiller.backlog += pass.slowest;
-            prefiller.line.push_back(request);
+            prefiller.line.push_back((request, pass));
             // Nobody overtakes here, so the wait is known.
             self.note_wait(wait);
             let prefiller = &self.prefillers[replica];
@@ -264,6 +237,7 @@ impl<'a> Engine<'a> {
 
     fn look_at_prefill(&mut self, request: usize) {
         self.prefill_views.clear();
+        self.passes.clear();
         for (index, replica) in self.cluster.replicas().iter().enumerate() {
             if !replica.prefills() || (replica.decodes() && replica.slots == 0) {
                 continue;
@@ -275,6 +249,7 @@ impl<'a> Engine<'a> {
                 let prefiller = &self.prefillers[index];
                 (prefiller.line.len(), (prefiller.free_at - self.now).max(0.0) + prefiller.backlog)
             };
+            self.passes.push(pass);
             self.prefill_views.push(PrefillView {
                 replica: index,
                 role: replica.role,
@@ -301,8 +276,7 @@ impl<'a> Engine<'a> {
 
     fn begin_prefill(&mut self, index: usize) {
         let prefiller = &mut self.prefillers[index];
-        let Some(request) = prefiller.line.pop_front() else { return };
-        let pass = self.cluster.replicas()[index].prefill.of(self.requests[request].prompt);
+        let Some((request, pass)) = prefiller.line.pop_front() else { return };
         prefiller.backlog = if prefiller.line.is_empty() { 0.0 } else { prefiller.backlog - pass.slowest };
         prefiller.free_at = self.now + pass.slowest;
         prefiller.busy += pass.slowest;
@@ -316,7 +290,7 @@ impl<'a> Engine<'a> {
         let served = &mut self.served[request];
         served.first_token = self.now;
         let (by, ttft) = (served.prefilled_by, served.ttft());
-        self.note_mean(self.bounds.ttft_weight * ttft);
+        self.note_mean(self.bounds.ttft_weight * (ttft - self.bounds.least_ttft));
         let served = &mut self.served[request];
         if self.requests[request].output <= 1.0 {
             let mixed = self.cluster.replicas()[by].decodes();
@@ -459,7 +433,7 @@ impl<'a> Engine<'a> {
         self.in_system -= 1;
         self.in_replica[served.decoded_by] -= 1;
         let tpot = served.tpot();
-        self.note_mean(self.bounds.tpot_weight * tpot);
+        self.note_mean(self.bounds.tpot_weight * (tpot - self.bounds.least_tpot));
     }
 
     fn advance(&mut self, index: usize) {
@@ -477,7 +451,7 @@ impl<'a> Engine<'a> {
         self.longest_wait = self.longest_wait.max(wait);
     }
 
-    /// A request's share of a weighted mean is known.
+    /// A request's share of a weighted mean is known, less what was known before.
     fn note_mean(&mut self, weighted: f64) {
         self.means += weighted / self.requests.len() as f64;
     }
@@ -506,14 +480,4 @@ impl<'a> Engine<'a> {
             events: self.handled,
         }
     }
-}
-
-/// The state at `samples` points in time, from the states after every event.
-fn thinned(all: &[(f64, u32, u32)], end: f64, samples: usize) -> Vec<(f64, u32, u32)> {
-    let at = |i: usize| {
-        let time = end * i as f64 / samples as f64;
-        let before = all.partition_point(|entry| entry.0 <= time);
-        before.checked_sub(1).map_or((time, 0, 0), |b| (time, all[b].1, all[b].2))
-    };
-    (0..samples).map(at).collect()
 }

@@ -15,7 +15,7 @@ mod traffic;
 #[cfg(test)]
 mod theory;
 
-pub use engine::{Bounds, simulate};
+pub use engine::simulate;
 pub use policy::{DecodeView, Policy, PrefillView, RoundRobin, ShortestCount, ShortestWork};
 pub use report::{ReplicaUse, Report, Served, Summary};
 pub use traffic::{Request, requests};
@@ -118,7 +118,47 @@ impl SimCluster {
         self.handover[from * self.replicas.len() + to].possible()
     }
 
+    /// Whether a request that is prefilled anywhere can be decoded somewhere.
+    fn can_serve(&self) -> bool {
+        let has_slots = |r: usize| self.replicas[r].decodes() && self.replicas[r].slots > 0;
+        let reaches =
+            |from: usize| (0..self.replicas.len()).any(|to| has_slots(to) && self.connects(from, to));
+        let mut prefill = (0..self.replicas.len()).filter(|&r| self.replicas[r].prefills()).peekable();
+        prefill.peek().is_some() && prefill.all(|r| has_slots(r) || reaches(r))
+    }
+
     pub(crate) fn handover_seconds(&self, from: usize, to: usize, tokens: f64) -> f64 {
         self.handover[from * self.replicas.len() + to].seconds(tokens)
+    }
+}
+
+/// How far a simulation goes and what it notes down.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// Stop as soon as the longest wait, with the two means below as far as they are known, is above this many seconds: the
+    /// caller has something better.
+    pub most: f64,
+    /// What the mean time to first token counts for in that.
+    pub ttft_weight: f64,
+    /// What the mean time per token counts for.
+    pub tpot_weight: f64,
+    /// What of the first is known of every request before it comes.
+    pub least_ttft: f64,
+    /// What of the second.
+    pub least_tpot: f64,
+    /// Points in time at which queues are noted; 0 for none.
+    pub samples: usize,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self {
+            most: f64::INFINITY,
+            ttft_weight: 0.0,
+            tpot_weight: 0.0,
+            least_ttft: 0.0,
+            least_tpot: 0.0,
+            samples: 0,
+        }
     }
 }

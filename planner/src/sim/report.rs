@@ -136,3 +136,13 @@ impl Report {
         self.replicas.iter().map(of).collect()
     }
 }
+
+/// The state at `samples` points in time, from the states after every event.
+pub(super) fn thinned(all: &[(f64, u32, u32)], end: f64, samples: usize) -> Vec<(f64, u32, u32)> {
+    let at = |i: usize| {
+        let time = end * i as f64 / samples as f64;
+        let before = all.partition_point(|entry| entry.0 <= time);
+        before.checked_sub(1).map_or((time, 0, 0), |b| (time, all[b].1, all[b].2))
+    };
+    (0..samples).map(at).collect()
+}
