@@ -32,7 +32,7 @@ pub(crate) use probe::ProbeService;
 pub use ring::{Ring, RingFrames, UnknownLink};
 pub use settle::SettledLink;
 pub use survey::{LinkOutcome, Scope, SurveyProgress, survey};
-pub use watcher::{RingNews, RingOutlook, RingWatcher, SurveyCause, SurveyedLink};
+pub use watcher::{RingNews, RingNodes, RingOutlook, RingWatcher, SurveyCause, SurveyedLink};
 
 /// The value below or at which a share of the sorted samples lies; zero of none.
 fn quantile(sorted: &[f64], share: f64) -> f64 {

@@ -5,7 +5,9 @@
 use std::time::Duration;
 
 use cluster::{ForetoldHops, LinkQuality, NodeId, StageObservation, hops_since};
+use futures::future::join_all;
 use protocol::node::MAX_N_EMBD;
+use protocol::tls::TlsIdentity;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
@@ -52,6 +54,14 @@ pub struct RingNews {
     pub links: Vec<SurveyedLink>,
 }
 
+/// The nodes that links are between.
+pub struct RingNodes {
+    /// Each at least once.
+    pub clients: Vec<NodeClient>,
+    /// Who directs them.
+    pub identity: TlsIdentity,
+}
+
 /// Where a watcher tells of the links.
 pub struct RingOutlook {
     /// What decode steps spend between stages, beside what the links foretell.
@@ -62,8 +72,7 @@ pub struct RingOutlook {
 
 /// Watches the links of one replica.
 pub struct RingWatcher {
-    /// Each once.
-    nodes: Vec<NodeClient>,
+    nodes: RingNodes,
     ring: Ring,
     observations: watch::Receiver<Vec<StageObservation>>,
     outlook: RingOutlook,
@@ -74,7 +83,7 @@ pub struct RingWatcher {
 impl RingWatcher {
     /// For a ring over some of these nodes.
     pub fn new(
-        nodes: Vec<NodeClient>,
+        nodes: RingNodes,
         ring: Ring,
         observations: watch::Receiver<Vec<StageObservation>>,
         outlook: RingOutlook,
@@ -99,8 +108,11 @@ impl RingWatcher {
                 predicted_ms = hops.predicted.0,
                 "the links between the stages are measured again: decode steps depart from what they foretell"
             );
-            self.survey(SurveyCause::Hops(hops)).await;
-            if let Some(predicted) = self.ring.foretell(tripped.hops.rows) {
+            let failed = self.survey(SurveyCause::Hops(hops)).await;
+            // A link that may be to blame must not be taken for the hosts' share.
+            if failed == 0
+                && let Some(predicted) = self.ring.foretell(tripped.hops.rows)
+            {
                 self.watch.measured(&tripped, predicted);
             }
         }
@@ -134,19 +146,43 @@ impl RingWatcher {
         }
     }
 
-    async fn survey(&mut self, cause: SurveyCause) {
+    /// Measures the ring's links, and gives how many could not be measured.
+    async fn survey(&mut self, cause: SurveyCause) -> usize {
         let links = self.ring.links();
-        let place = |name: &NodeId| self.nodes.iter().position(|node| node.name() == name);
-        let pairs: Vec<Pair> =
-            links.iter().filter_map(|(from, to)| Some((place(from)?, place(to)?))).collect();
         let n_embd = self.ring.n_embd().min(MAX_N_EMBD);
-        let mut quiet = |_| {};
-        let surveyed = survey(&self.nodes, Scope::Only(&pairs), n_embd, &mut quiet);
+        let surveyed = self.nodes.survey(&links, n_embd);
         let outcomes = tokio::time::timeout(SURVEY_DEADLINE, surveyed).await.unwrap_or_else(|_| late(links));
         let links = self.ring.take(outcomes);
         links.iter().for_each(log);
+        let failed = links.iter().filter(|link| link.outcome.is_err()).count();
         // Nobody may be left who wants to know; the links are watched all the same.
         let _ = self.outlook.news.send(RingNews { cause, links }).await;
+        failed
+    }
+}
+
+impl RingNodes {
+    async fn survey(&mut self, links: &[(NodeId, NodeId)], n_embd: u32) -> Vec<LinkOutcome> {
+        self.refresh().await;
+        let place = |name: &NodeId| self.clients.iter().position(|node| node.name() == name);
+        let pairs: Vec<Pair> =
+            links.iter().filter_map(|(from, to)| Some((place(from)?, place(to)?))).collect();
+        survey(&self.clients, Scope::Only(&pairs), n_embd, &mut |_| {}).await
+    }
+
+    /// Connects anew: a node may be another process by now. One that cannot be reached will say so when it is to measure.
+    async fn refresh(&mut self) {
+        let identity = &self.identity;
+        let fresh = self.clients.iter_mut().map(async |node| {
+            match NodeClient::connect(node.address(), identity, &node.facts().build).await {
+                Ok(fresh) if fresh.name() == node.name() => *node = fresh,
+                Ok(other) => {
+                    tracing::warn!(node = %node.name(), other = %other.name(), "another node answers")
+                }
+                Err(error) => tracing::warn!(node = %node.name(), %error, "a node does not answer"),
+            }
+        });
+        join_all(fresh).await;
     }
 }
 
@@ -179,6 +215,7 @@ mod tests {
     use protocol::node::{Address, Build};
     use protocol::rows::RowEncoding;
     use protocol::tls::ClusterCa;
+    use tokio::runtime::{Builder, Runtime};
     use tokio_util::sync::CancellationToken;
     use tokio_util::task::AbortOnDropHandle;
 
@@ -190,19 +227,38 @@ mod tests {
     /// Generous: test machines are busy. Nothing is asserted about how long things took.
     const DEADLINE: Duration = Duration::from_secs(120);
 
+    /// A node in a runtime of its own, as in a process of its own: its connections end with it.
     struct Served {
         client: NodeClient,
-        stop: CancellationToken,
-        serving: AbortOnDropHandle<()>,
+        runtime: Option<Runtime>,
+    }
+
+    impl Served {
+        /// Ends it, and gives the handle that others still have of it.
+        async fn end(mut self) -> NodeClient {
+            let runtime = self.runtime.take();
+            tokio::task::spawn_blocking(move || drop(runtime)).await.unwrap();
+            self.client.clone()
+        }
+    }
+
+    impl Drop for Served {
+        fn drop(&mut self) {
+            self.runtime.take().into_iter().for_each(Runtime::shutdown_background);
+        }
     }
 
     async fn node(name: &str, ca: &ClusterCa) -> Served {
+        node_at(0, name, ca).await
+    }
+
+    async fn node_at(port: u16, name: &str, ca: &ClusterCa) -> Served {
         let build = Build { version: "1".into(), llama_cpp: "b1".into(), features: vec![] };
         let tls = ca.issue(name).unwrap();
         let command = || WorkerCommand { program: "no such program".into(), args: vec![], env: vec![] };
         let config = NodeConfig {
             identity: MemberIdentity { name: NodeId(name.to_owned()), tls: tls.clone() },
-            bind: ([127, 0, 0, 1], 0).into(),
+            bind: ([127, 0, 0, 1], port).into(),
             advertise: vec![],
             build: build.clone(),
             devices: vec![],
@@ -211,13 +267,12 @@ mod tests {
             folders: Folders::new(Some("no/such".into()), Some("no/such".into())).unwrap(),
             emulation: None,
         };
-        let running = RunningNode::bind(config).await.unwrap();
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let running = runtime.spawn(RunningNode::bind(config)).await.unwrap().unwrap();
         let address = Address::parse(&format!("127.0.0.1:{}", running.port())).unwrap();
-        let stop = CancellationToken::new();
-        let until = stop.clone();
-        let serving = tokio::spawn(async move { running.serve(until).await.unwrap() });
+        runtime.spawn(running.serve(CancellationToken::new()));
         let client = NodeClient::connect(&address, &tls, &build).await.unwrap();
-        Served { client, stop, serving: AbortOnDropHandle::new(serving) }
+        Served { client, runtime: Some(runtime) }
     }
 
     /// What a watcher does with a replica of two stages that has not served yet.
@@ -228,9 +283,10 @@ mod tests {
         running: AbortOnDropHandle<()>,
     }
 
-    fn watch_links(nodes: &[&Served]) -> Watched {
-        let nodes: Vec<NodeClient> = nodes.iter().map(|node| node.client.clone()).collect();
-        let names = nodes.iter().map(|node| node.name().clone()).collect();
+    fn watch_links(clients: [&NodeClient; 2], ca: &ClusterCa) -> Watched {
+        let nodes =
+            RingNodes { clients: clients.map(Clone::clone).to_vec(), identity: ca.issue("me").unwrap() };
+        let names = clients.iter().map(|node| node.name().clone()).collect();
         let frames = RingFrames { n_embd: 64, encoding: RowEncoding::F32, overhead: Millis(0.0) };
         let ring = Ring::new(names, frames).unwrap();
         let (stages, observations) = watch::channel(look_of(0));
@@ -256,7 +312,7 @@ mod tests {
     async fn the_links_of_a_ring_are_measured_at_the_start_and_foretell_its_hops() {
         let ca = ClusterCa::new().unwrap();
         let (a, b) = (node("a", &ca).await, node("b", &ca).await);
-        let mut watched = watch_links(&[&a, &b]);
+        let mut watched = watch_links([&a.client, &b.client], &ca);
         let news = tokio::time::timeout(DEADLINE, watched.news.recv()).await.unwrap().unwrap();
         assert_eq!(news.cause, SurveyCause::Start);
         let links: Vec<_> = news.links.iter().map(|link| format!("{}{}", link.from, link.to)).collect();
@@ -278,14 +334,24 @@ mod tests {
     #[tokio::test]
     async fn a_node_that_does_not_answer_is_told_and_the_watcher_goes_on() {
         let ca = ClusterCa::new().unwrap();
-        let (a, b) = (node("a", &ca).await, node("b", &ca).await);
-        b.stop.cancel();
-        b.serving.await.unwrap();
-        let b = Served { serving: AbortOnDropHandle::new(tokio::spawn(async {})), ..b };
-        let mut watched = watch_links(&[&a, &b]);
+        let a = node("a", &ca).await;
+        let b = node("b", &ca).await.end().await;
+        let mut watched = watch_links([&a.client, &b], &ca);
         let news = tokio::time::timeout(DEADLINE, watched.news.recv()).await.unwrap().unwrap();
         assert!(news.links.len() == 2 && news.links.iter().all(|link| link.outcome.is_err()), "{news:?}");
         assert!(!watched.running.is_finished());
         assert_eq!(*watched.hops.borrow(), None);
+    }
+
+    #[tokio::test]
+    async fn a_node_that_was_started_again_is_measured_as_the_process_that_it_is_now() {
+        let ca = ClusterCa::new().unwrap();
+        let a = node("a", &ca).await;
+        let before = node("b", &ca).await.end().await;
+        let again = node_at(before.address().port(), "b", &ca).await;
+        assert!(before != again.client);
+        let mut watched = watch_links([&a.client, &before], &ca);
+        let news = tokio::time::timeout(DEADLINE, watched.news.recv()).await.unwrap().unwrap();
+        assert!(news.links.len() == 2 && news.links.iter().all(|link| link.outcome.is_ok()), "{news:?}");
     }
 }

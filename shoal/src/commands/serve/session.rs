@@ -8,7 +8,7 @@ use anyhow::{Context, Result, anyhow};
 use cluster::{DeviceProfile, ForetoldHops, ReplicaState, StageObservation};
 use futures::future::try_join_all;
 use node::agent::{Agent, Outlook, RemoteReplica, ReplicaConfig};
-use node::links::{Ring, RingOutlook, RingWatcher};
+use node::links::{Ring, RingNodes, RingOutlook, RingWatcher};
 use node::{Folders, NodeClient, Observer, ReplicaPlan, ReplicaRequest};
 use orchestrator::{Limits, OrchestratorConfig};
 use protocol::tls::{ClusterCa, TlsIdentity};
@@ -109,6 +109,15 @@ impl Hosts {
         }
     }
 
+    fn ring_nodes(&self) -> Option<RingNodes> {
+        match self {
+            Self::This(_) => None,
+            Self::Nodes { identity, nodes } => {
+                Some(RingNodes { clients: nodes.clone(), identity: identity.clone() })
+            }
+        }
+    }
+
     fn tls(&self) -> Result<TlsIdentity> {
         match self {
             Self::This(ca) => ca.issue("orchestrator").context("issuing the orchestrator's certificate"),
@@ -168,8 +177,7 @@ impl Replica<'_> {
         };
         let (news, mut of_links) = mpsc::channel(LINK_NEWS);
         // While the stages load, so that it is known by the time they serve.
-        let _watching = links.map(|(ring, hops)| {
-            let nodes = self.hosts.nodes().to_vec();
+        let _watching = links.zip(self.hosts.ring_nodes()).map(|((ring, hops), nodes)| {
             let outlook = RingOutlook { hops, news };
             let watcher = RingWatcher::new(nodes, ring, started.observations(), outlook);
             AbortOnDropHandle::new(tokio::spawn(watcher.run()))
