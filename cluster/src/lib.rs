@@ -30,7 +30,10 @@ pub use memory::{CONTEXT_STEP, Load, MemoryCosts, StageLoad, cache_request, stag
 pub use model::{
     Attention, BlockKind, BlockShape, CacheRequest, Experts, FeedForward, ModelShape, RangeRefusal, RangeRule,
 };
-pub use observation::{ObservedSteps, StageObservation, StepBucket, StepTotals, Tally, hop_time};
+pub use observation::{
+    ForetoldHops, ObservedHops, ObservedSteps, StageObservation, StepBucket, StepTotals, Tally, hop_time,
+    hops_since,
+};
 pub use plan::{Limit, Plan, Prediction, ReplicaPlan, Role, StagePlan};
 pub use replica::{ReplicaState, StageMemory, StageReport};
 pub use stage_time::{NotMeasured, Phase, ProcessorKind, StageBatch, StageParts, StageTimeError};
