@@ -11,7 +11,7 @@ use comfy_table::{Table, presets};
 use gguf::cut::CutOptions;
 use node::agent::{Agent, Outlook, ReplicaConfig, WorkerSettings};
 use node::{Layout, MemoryCheck, ReplicaPlan, ReplicaRequest, default_threads, resident_memory};
-use profiler::{ACCURACY_BUDGET, BenchRequest, Reduction, Settings, memory_costs};
+use profiler::memory_costs;
 use protocol::rows::RowEncoding;
 use protocol::sampling::{Generation, Sampling};
 use protocol::tls::{ClusterCa, TlsIdentity, connect};
@@ -20,12 +20,11 @@ use protocol::v1::generate_event::Event;
 use serde::Serialize;
 use tokio::sync::watch;
 
+use super::parts::{Parts, Terms};
 use crate::cli::Globals;
-use crate::commands::profile::{Ground, features, files, slices_budget};
 use crate::commands::{model, stage_worker};
 use crate::interrupt::Interrupt;
 use crate::output;
-use crate::programs::this_program;
 use crate::progress::ProgressView;
 
 /// A prompt of a few thousand tokens takes seconds, on a busy host a minute.
@@ -112,26 +111,8 @@ pub(crate) fn run(args: &MemoryArgs, globals: &Globals) -> Result<()> {
 
 /// As a profile measures them.
 fn costs(args: &MemoryArgs, globals: &Globals, interrupt: &Interrupt) -> Result<MemoryCosts> {
-    let folders = model::folders(globals)?;
-    let file = args.model.open(&folders)?;
-    let reduction = Reduction::of(file.shape(), slices_budget(&file))?;
-    let ground = Ground { file: &file, folders: &folders, interrupt, reduction: &reduction };
-    let slices = ground.cut()?;
-    let settings = Settings {
-        threads: default_threads(1),
-        n_ctx: args.ctx,
-        reserve: Bytes::ZERO,
-        budget: ACCURACY_BUDGET,
-        features: features(),
-    };
-    let request = BenchRequest {
-        model: &file,
-        reduction: &reduction,
-        files: &files(&reduction, &slices),
-        command: &this_program(globals, "profile-worker")?,
-        settings: &settings,
-    };
-    Ok(memory_costs(&request)?)
+    let terms = Terms { threads: default_threads(1), n_ctx: args.ctx, budget: None };
+    Ok(memory_costs(&Parts::cut(&args.model, &terms, globals, interrupt)?.request())?)
 }
 
 /// One replica.

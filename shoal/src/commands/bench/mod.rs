@@ -3,6 +3,7 @@
 mod emulation;
 mod idle_gap;
 mod memory;
+mod parts;
 mod planner;
 mod profile_accuracy;
 mod serve;
