@@ -210,7 +210,7 @@ impl<'a> Layouter<'a> {
     /// No partition has a shorter time per token; looked at closely only where it may be within `most`.
     fn least_tpot(&self, asked: &Asked<'_>, (slots, g): (usize, usize), most: f64) -> f64 {
         let rows = if self.inst.serial { 1 } else { slots.div_ceil(g) };
-        let ideal = self.ideal_tpot(asked.order, rows, g);
+        let ideal = self.ideal_tpot(asked, (rows, g));
         if self.fast() || ideal > most {
             return ideal;
         }
@@ -224,11 +224,22 @@ impl<'a> Layouter<'a> {
     }
 
     /// The time per token if blocks could be shared out in fractions and all fitted where they are fastest.
-    fn ideal_tpot(&self, order: &[usize], rows: usize, g: usize) -> f64 {
-        let n = self.inst.n_blocks() as f64;
-        let rates = order.iter().map(|&d| self.inst.block_rate(d, rows));
-        let (sum, most) = rates.fold((0.0, 0.0_f64), |(sum, most), rate| (sum + rate, most.max(rate)));
-        (g as f64 * n / sum).max(n / most)
+    fn ideal_tpot(&self, asked: &Asked<'_>, (rows, g): (usize, usize)) -> f64 {
+        let (inst, n) = (self.inst, self.inst.n_blocks() as f64);
+        let (mut sum, mut most, mut overheads) = (0.0, 0.0_f64, 0.0);
+        // Blocks that a device could compute in the time that it has other things to do.
+        let (mut missed, mut head, mut missed_for_head) = (0.0, f64::INFINITY, f64::INFINITY);
+        for &d in asked.order {
+            let (device, rate) = (&inst.devices[d], inst.block_rate(d, rows));
+            let overhead = if asked.order.len() > 1 { device.overhead } else { 0.0 };
+            let of_head = device.head_processor(inst.head_bytes).map_or(0.0, |p| p.head[rows]);
+            (sum, most) = (sum + rate, most.max(rate));
+            (overheads, missed) = (overheads + overhead, missed + overhead * rate);
+            (head, missed_for_head) = (head.min(of_head), missed_for_head.min(of_head * rate));
+        }
+        let TokenHops { g, links, link } = self.token_hops(asked, (rows, g));
+        let slowest = (n + missed + missed_for_head) / sum;
+        (g * slowest.max(link)).max(n / most + overheads + head + links)
     }
 
     /// Numbers of micro-batches worth trying: up to one more than fills the chain.

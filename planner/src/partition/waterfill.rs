@@ -17,6 +17,9 @@ const SLACK: f64 = 1e-9;
 /// Choices of slower processors that are looked at for one limit: far more than any group of a dozen devices needs.
 const CHOICES: u32 = 256;
 
+/// More blocks than any model has.
+const MOST_FIT: u32 = 1_000_000;
+
 /// A stage as two linear pieces.
 #[derive(Debug, Clone, Copy)]
 struct Pieces {
@@ -41,8 +44,8 @@ impl Pieces {
     fn new(stage: &StageModel<'_>, need: f64, (master, first): (Master, First)) -> Self {
         let piece = |tier: &super::Tier<'_>| {
             let room = tier.room(master);
-            let fit = if room < 0.0 { 0.0 } else { (room / need).floor().min(1e6) };
-            (tier.cost.first().copied().unwrap_or(f64::INFINITY), fit as u32)
+            let fit = if room < 0.0 { 0 } else { ((room / need) as u32).min(MOST_FIT) };
+            (tier.cost.first().copied().unwrap_or(f64::INFINITY), fit)
         };
         let (gpu, cpu) = (piece(&stage.gpu), piece(&stage.cpu));
         let gpu_is_fast = gpu.0 <= cpu.0;
