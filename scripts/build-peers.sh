@@ -11,11 +11,15 @@
 # What was built from what is in peers/versions.txt. Needs cargo, cmake and python3 with pip.
 set -euo pipefail
 
-# The release whose llama.cpp is nearest to the pinned one. scripts/build-peers.sh is the only place that names it.
+# The release whose llama.cpp is nearest to the pinned one; to be looked for again when the pin moves.
 release=0.3.36
 sha256=832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
 revision=0c1e57098 # of llama.cpp, from its change log
 programs="llama-server ggml-rpc-server llama-bench llama-batched-bench"
+# --rpc is part of what is measured; a web page, examples, TLS and downloads are not.
+options="-DGGML_RPC=ON -DGGML_BUILD_TESTS=OFF -DGGML_BUILD_EXAMPLES=OFF
+-DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_SERVER=ON -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF
+-DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF"
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/env.sh
@@ -121,8 +125,9 @@ trap 'exit 143' TERM
 
 flags_of "$own" >"$temp/flags.cmake"
 {
-    echo "release $release $sha256 $libraries $pin"
-    cat "$temp/flags.cmake" scripts/build-peers.sh
+    echo "llama-cpp-python $release $sha256, $libraries libraries, llama-cpp-sys-2 $pin, $programs"
+    echo "$options"
+    cat "$temp/flags.cmake"
 } >"$temp/recipe"
 if cmp -s "$temp/recipe" "$peers/recipe"; then
     echo "$peers/bin: there already"
@@ -134,12 +139,11 @@ rm -f "$peers/recipe"
 fetch "$temp"
 unpack "$temp"
 cp "$temp/flags.cmake" "$peers/flags.cmake"
-# --rpc is part of what is measured; a web page, examples, TLS and downloads are not.
-cmake -S "$peers/src" -B "$peers/build" -C "$peers/flags.cmake" \
-    -DGGML_RPC=ON -DGGML_BUILD_TESTS=OFF -DGGML_BUILD_EXAMPLES=OFF \
-    -DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_SERVER=ON -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF \
-    -DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF \
-    -DLLAMA_BUILD_COMMIT="$revision" >"$temp/configure.log" 2>&1 || {
+commit=$revision
+[ "$libraries" = released ] || commit=$revision-on-llama-cpp-sys-2-$pin
+rm -rf "$peers/build"
+# shellcheck disable=SC2086 # a list of options
+cmake -S "$peers/src" -B "$peers/build" -C "$peers/flags.cmake" $options -DLLAMA_BUILD_COMMIT="$commit" >"$temp/configure.log" 2>&1 || {
     cat "$temp/configure.log" >&2
     die "cmake could not configure llama.cpp"
 }

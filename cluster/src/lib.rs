@@ -30,9 +30,12 @@ pub use memory::{CONTEXT_STEP, Load, MemoryCosts, StageLoad, cache_request, stag
 pub use model::{
     Attention, BlockKind, BlockShape, CacheRequest, Experts, FeedForward, ModelShape, RangeRefusal, RangeRule,
 };
-pub use observation::{ObservedSteps, StageObservation, StepBucket, StepTotals, Tally, hop_time};
+pub use observation::{
+    ForetoldHops, ObservedHops, ObservedSteps, StageObservation, StepBucket, StepTotals, Tally, hop_time,
+    hops_since,
+};
 pub use plan::{Limit, Plan, Prediction, ReplicaPlan, Role, StagePlan};
 pub use replica::{ReplicaState, StageMemory, StageReport};
-pub use stage_time::{NotMeasured, Phase, ProcessorKind, StageBatch, StageCall, StageParts, StageTimeError};
+pub use stage_time::{NotMeasured, Phase, ProcessorKind, StageBatch, StageParts, StageTimeError};
 pub use units::{Bytes, Millis, TokensPerSecond};
 pub use workload::{Arrivals, Lengths, Spread, TraceEntry, Workload};

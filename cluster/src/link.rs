@@ -29,6 +29,11 @@ impl BytesPerSecond {
     pub const fn from_mbit(megabits_per_second: f64) -> Self {
         Self(megabits_per_second * 1e6 / 8.0)
     }
+
+    /// In the unit in which networks are sold.
+    pub const fn mbit(self) -> f64 {
+        self.0 * 8.0 / 1e6
+    }
 }
 
 /// The link from one host to another.

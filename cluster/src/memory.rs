@@ -49,6 +49,11 @@ pub struct MemoryCosts {
     pub output: Bytes,
     /// What ggml's kernels take for themselves, for each row; llama.cpp does not count it.
     pub work_row: Bytes,
+    /// All that a row takes, but for its mask, where the model's last block is alone: past its attention, only rows that
+    /// want logits go on.
+    pub last_row: Bytes,
+    /// A row on its way from one stage to the next, at each of the two ends.
+    pub frame_row: Bytes,
     /// A process with a stage, without anything that depends on its model.
     pub runtime: Bytes,
     /// The vocabulary, on the master.
@@ -70,6 +75,8 @@ impl MemoryCosts {
             head_row: hidden_row * 4,
             output: Bytes(u64::from(shape.n_vocab) * 4),
             work_row: hidden_row * 3,
+            last_row: hidden_row * 9,
+            frame_row: Bytes(u64::from(shape.n_embd) * 14),
             runtime: Bytes::from_mib(16),
             vocabulary: Bytes(u64::from(shape.n_vocab)) * 350,
         }
@@ -82,6 +89,17 @@ impl MemoryCosts {
         let head = self.head_row * rows + self.output * u64::from(load.slots);
         if is_last { blocks.max(head) } else { blocks }
     }
+
+    /// Rows of a batch on their way into and out of a stage.
+    fn frames(&self, shape: &ModelShape, stage: &StageLoad, load: Load) -> Bytes {
+        let ends = u64::from(stage.layers.start() > 0) + u64::from(stage.layers.end() < shape.n_layer());
+        self.frame_row * ends * u64::from(load.n_ubatch)
+    }
+
+    /// What the model's last block takes of its buffers and for its kernels, with `cells` of one slot's caches.
+    fn last_block(&self, load: Load, cells: u64) -> Bytes {
+        (self.last_row + self.row_and_cell * cells) * rows_at_once(load) + self.output * u64::from(load.slots)
+    }
 }
 
 /// Memory that a stage needs on its host.
@@ -89,12 +107,17 @@ pub fn stage_memory(shape: &ModelShape, stage: &StageLoad, load: Load, costs: &M
     let on_host = host_layers(stage);
     let is_last = stage.layers.end() == shape.n_layer();
     let cache = on_host.map_or(Bytes::ZERO, |layers| shape.cache_bytes(layers, cache_request(load)));
-    let compute = costs.compute(load, shape.cells(stage.layers, cache_request(load)), is_last);
+    let cells = shape.cells(stage.layers, cache_request(load));
+    let compute = if is_last && stage.layers.len() == 1 {
+        costs.last_block(load, cells)
+    } else {
+        costs.compute(load, cells, is_last) + costs.work_row * rows_at_once(load)
+    };
     let vocabulary = if is_last { costs.vocabulary } else { Bytes::ZERO };
     StageMemory {
         weights: share(stage.weights, on_host.map_or(0, LayerRange::len), stage.layers.len()),
         cache,
-        compute: compute + costs.work_row * rows_at_once(load) + row_buffers(shape, load, is_last),
+        compute: compute + row_buffers(shape, load, is_last) + costs.frames(shape, stage, load),
         runtime: costs.runtime + vocabulary,
     }
 }
@@ -145,6 +168,8 @@ mod tests {
         head_row: Bytes(10_000),
         output: Bytes(200_000),
         work_row: Bytes(0),
+        last_row: Bytes(12_000),
+        frame_row: Bytes(0),
         runtime: Bytes(0),
         vocabulary: Bytes(0),
     };

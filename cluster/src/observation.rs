@@ -40,11 +40,13 @@ pub struct StepTotals {
     pub time: Millis,
 }
 
-/// How often something took place, and how long it took in all.
+/// How often frames did something, and how long it took them in all.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Tally {
     /// How often.
     pub count: u64,
+    /// Rows of all of them.
+    pub rows: u64,
     /// How long in all.
     pub time: Millis,
 }
@@ -77,6 +79,28 @@ pub struct StageObservation {
     pub correction: Correction,
 }
 
+/// What decode steps of a replica spent between its stages over some time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ObservedHops {
+    /// Steps that came back.
+    pub steps: u64,
+    /// Rows of a step, in the mean.
+    pub rows: f64,
+    /// All hops of a step together, the way back to the master included, in the mean.
+    pub time: Millis,
+    /// Whether prompts went the same way, which hold decode steps up.
+    pub prefilled: bool,
+}
+
+/// What decode steps of a replica spent between its stages of late, and what its links foretell for such steps.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ForetoldHops {
+    /// Seen.
+    pub observed: Millis,
+    /// By what is believed of the links.
+    pub predicted: Millis,
+}
+
 impl StageObservation {
     /// Of a stage that has done nothing yet.
     pub fn none(stage: StageIndex) -> Self {
@@ -88,6 +112,12 @@ impl StageObservation {
             round_trips: Tally::default(),
             correction: Correction::default(),
         }
+    }
+
+    /// Prefill steps so far.
+    fn prefills(&self) -> u64 {
+        let prefills = self.steps.iter().filter(|steps| steps.bucket.phase == Phase::Prefill);
+        prefills.map(|steps| steps.totals.steps).sum()
     }
 }
 
@@ -181,7 +211,11 @@ impl Tally {
         if self.count < earlier.count {
             return self;
         }
-        Self { count: self.count - earlier.count, time: Millis((self.time.0 - earlier.time.0).max(0.0)) }
+        Self {
+            count: self.count - earlier.count,
+            rows: self.rows.saturating_sub(earlier.rows),
+            time: Millis((self.time.0 - earlier.time.0).max(0.0)),
+        }
     }
 
     /// The mean, if it took place at all.
@@ -190,12 +224,29 @@ impl Tally {
     }
 }
 
-/// What a decode step spends between the stages of a replica, in order, the way back included: the round trip at the master
-/// without the visits of all stages. No two clocks are compared. None before every stage has seen a step, or of one stage.
+/// What decode steps spent between the stages of a replica since their processes began; see [`hops_since`].
 pub fn hop_time(stages: &[StageObservation]) -> Option<Millis> {
-    let [_, .., master] = stages else { return None };
-    let visits = stages.iter().map(|stage| stage.visits.mean().map(|mean| mean.0)).sum::<Option<f64>>()?;
-    master.round_trips.mean().map(|round_trip| Millis((round_trip.0 - visits).max(0.0)))
+    let nothing: Vec<_> = stages.iter().map(|stage| StageObservation::none(stage.stage)).collect();
+    hops_since(stages, &nothing).map(|hops| hops.time)
+}
+
+/// What decode steps spent between the stages of a replica, in order, since an earlier look at them: the round trip at the
+/// master without the visits of all stages. No two clocks are compared. None before every stage has seen a step, or of one
+/// stage.
+pub fn hops_since(stages: &[StageObservation], earlier: &[StageObservation]) -> Option<ObservedHops> {
+    let ([_, .., master], [_, .., master_before]) = (stages, earlier) else { return None };
+    let both = || stages.iter().zip(earlier);
+    let visit = |(stage, before): (&StageObservation, &StageObservation)| {
+        stage.visits.since(before.visits).mean().map(|mean| mean.0)
+    };
+    let visits = both().map(visit).sum::<Option<f64>>()?;
+    let round_trips = master.round_trips.since(master_before.round_trips);
+    Some(ObservedHops {
+        steps: round_trips.count,
+        rows: round_trips.rows as f64 / round_trips.count as f64,
+        time: Millis((round_trips.mean()?.0 - visits).max(0.0)),
+        prefilled: both().any(|(stage, before)| stage.prefills() != before.prefills()),
+    })
 }
 
 #[cfg(test)]
@@ -234,12 +285,34 @@ mod tests {
     #[test]
     fn hops_are_what_a_round_trip_has_beyond_the_visits() {
         let stage = |visit, round_trip| StageObservation {
-            visits: Tally { count: 2, time: Millis(visit) },
-            round_trips: Tally { count: if round_trip > 0.0 { 4 } else { 0 }, time: Millis(round_trip) },
+            visits: Tally { count: 2, rows: 6, time: Millis(visit) },
+            round_trips: Tally {
+                count: if round_trip > 0.0 { 4 } else { 0 },
+                rows: 12,
+                time: Millis(round_trip),
+            },
             ..StageObservation::none(StageIndex(0))
         };
         assert_eq!(hop_time(&[stage(8.0, 0.0), stage(6.0, 40.0)]), Some(Millis(3.0)));
         assert_eq!(hop_time(&[stage(8.0, 0.0), stage(6.0, 0.0)]), None);
         assert_eq!(hop_time(&[stage(8.0, 40.0)]), None, "nothing is between the stages of one");
+    }
+
+    #[test]
+    fn hops_since_a_look_are_those_of_the_steps_since_then() {
+        let stage = |visits: (u64, f64), round_trips: (u64, f64)| StageObservation {
+            visits: Tally { count: visits.0, rows: visits.0, time: Millis(visits.1) },
+            round_trips: Tally { count: round_trips.0, rows: 3 * round_trips.0, time: Millis(round_trips.1) },
+            ..StageObservation::none(StageIndex(0))
+        };
+        let before = [stage((10, 20.0), (0, 0.0)), stage((10, 30.0), (10, 900.0))];
+        let mut after = [stage((14, 28.0), (0, 0.0)), stage((15, 45.0), (14, 940.0))];
+        let seen = ObservedHops { steps: 4, rows: 3.0, time: Millis(5.0), prefilled: false };
+        assert_eq!(hops_since(&after, &before), Some(seen));
+        assert_eq!(hops_since(&before, &before), None, "no step came back");
+        let bucket = StepBucket::of(Phase::Prefill, 64, 0);
+        let totals = StepTotals { steps: 1, ..Default::default() };
+        after[0].steps = vec![ObservedSteps { bucket, totals, predicted: None }];
+        assert!(hops_since(&after, &before).unwrap().prefilled);
     }
 }

@@ -44,19 +44,14 @@ impl std::fmt::Display for ProcessorKind {
     }
 }
 
-/// One call of a stage, or of a part of it on one processor.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct StageCall<'a> {
-    /// The kind of work.
-    pub phase: Phase,
+/// One call of a part of a stage on one processor.
+struct StageCall<'a> {
+    phase: Phase,
     /// Blocks of each type.
-    pub blocks: &'a [(BlockKind, u32)],
-    /// Rows computed at once.
-    pub rows: f64,
-    /// Tokens that the caches hold before; the mean over the rows of a decode batch, since curves are linear in it.
-    pub depth: f64,
-    /// Rows of which logits are wanted; 0 on any stage but a master.
-    pub outputs: f64,
+    blocks: &'a [(BlockKind, u32)],
+    rows: f64,
+    depth: f64,
+    outputs: f64,
 }
 
 /// What a stage holds of a model, and where.
@@ -116,7 +111,7 @@ pub struct StageTimeError {
 
 impl ProcessorProfile {
     /// What a call takes: its fixed cost, its blocks, and the head. None if a type of block was not measured.
-    pub fn call_time(&self, call: &StageCall<'_>) -> Option<Millis> {
+    fn call_time(&self, call: &StageCall<'_>) -> Option<Millis> {
         let mut time = self.call.as_ref().map_or(0.0, |fixed| fixed.at(call.rows, call.depth).0);
         for (kind, count) in call.blocks {
             let curves = self.block(*kind)?;

@@ -17,7 +17,9 @@ shoal_memory describe(ggml_backend_buffer_type_t type, const llama_memory_breakd
     ggml_backend_dev_t device = ggml_backend_buft_get_device(type);
     copy_name(entry.buffer_type, ggml_backend_buft_name(type));
     copy_name(entry.device, device != nullptr ? ggml_backend_dev_name(device) : "CPU");
-    entry.host    = ggml_backend_buft_is_host(type);
+    // Repacked weights lie in the host's memory, though in a form that only the CPU's kernels read.
+    entry.host    = device == nullptr || ggml_backend_buft_is_host(type)
+                 || ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
     entry.model   = data.model;
     entry.context = data.context;
     entry.compute = data.compute;

@@ -80,7 +80,12 @@ impl fmt::Display for Failure {
 /// Sends a request and reads its answer to the end.
 pub(crate) async fn exchange(target: &Target, prompt: &Prompt, clock: Clock, due: Duration) -> Exchange {
     let answer = async {
-        let response = target.request(prompt).send().await.map_err(|error| of_request(&error))?;
+        let response = match target.request(prompt).send().await {
+            // A server may close a connection that idled just as it is used again; any client sends once more then.
+            Err(error) if is_stale(&error) => target.request_afresh(prompt).send().await,
+            sent => sent,
+        };
+        let response = response.map_err(|error| of_request(&error))?;
         if !response.status().is_success() {
             return Err(Failure::Status(response.status().as_u16()));
         }
@@ -88,6 +93,11 @@ pub(crate) async fn exchange(target: &Target, prompt: &Prompt, clock: Clock, due
     };
     let outcome = tokio::time::timeout(target.timeout(), answer).await.unwrap_or(Err(Failure::Timeout));
     Exchange { due, ended: clock.now(), outcome }
+}
+
+/// Whether the connection ended before there was any answer.
+fn is_stale(error: &reqwest::Error) -> bool {
+    error.is_request() && !error.is_connect() && !error.is_timeout()
 }
 
 fn of_request(error: &reqwest::Error) -> Failure {

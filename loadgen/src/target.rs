@@ -104,6 +104,8 @@ pub enum TargetError {
 #[derive(Debug, Clone)]
 pub struct Target {
     client: reqwest::Client,
+    /// Makes a connection for each request.
+    fresh: reqwest::Client,
     generate: Url,
     name: String,
     model: String,
@@ -120,7 +122,9 @@ impl Target {
         let base = base(&url).ok_or_else(|| TargetError::Url { url: url.clone() })?;
         let bad = || TargetError::Url { url: url.clone() };
         let route = |path: &str| base.join(path).map_err(|_| bad());
-        let client = client(key)?;
+        let headers = headers(key)?;
+        let client = client(&headers, usize::MAX)?;
+        let fresh = self::client(&headers, 0)?;
         let listed = first_model(&client, route("models")?, has_key).await;
         let model = match (model, listed) {
             (Some(model), Ok(_) | Err(TargetError::NoModels { .. })) => model,
@@ -132,7 +136,7 @@ impl Target {
             Endpoint::Completions => "completions",
         })?;
         let name = url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
-        Ok(Self { client, generate, name, model, endpoint, fields, timeout })
+        Ok(Self { client, fresh, generate, name, model, endpoint, fields, timeout })
     }
 
     /// Its address, as given.
@@ -152,6 +156,11 @@ impl Target {
     /// A request for a streamed answer.
     pub(crate) fn request(&self, prompt: &Prompt) -> reqwest::RequestBuilder {
         self.client.post(self.generate.clone()).json(&self.body(prompt))
+    }
+
+    /// The same over a connection of its own.
+    pub(crate) fn request_afresh(&self, prompt: &Prompt) -> reqwest::RequestBuilder {
+        self.fresh.post(self.generate.clone()).json(&self.body(prompt))
     }
 
     fn body(&self, prompt: &Prompt) -> Value {
@@ -196,16 +205,20 @@ fn base(url: &str) -> Option<Url> {
     Some(url)
 }
 
-fn client(key: Option<ApiKey>) -> Result<reqwest::Client, TargetError> {
+fn headers(key: Option<ApiKey>) -> Result<HeaderMap, TargetError> {
     let mut headers = HeaderMap::new();
     if let Some(ApiKey(key)) = key {
         let mut value = HeaderValue::from_str(&format!("Bearer {key}"))?;
         value.set_sensitive(true);
         headers.insert(AUTHORIZATION, value);
     }
+    Ok(headers)
+}
+
+fn client(headers: &HeaderMap, kept_connections: usize) -> Result<reqwest::Client, TargetError> {
     // A proxy would be measured with the server.
-    let builder = reqwest::Client::builder().default_headers(headers).no_proxy().tcp_nodelay(true);
-    builder.build().map_err(TargetError::Client)
+    let builder = reqwest::Client::builder().default_headers(headers.clone()).no_proxy().tcp_nodelay(true);
+    builder.pool_max_idle_per_host(kept_connections).build().map_err(TargetError::Client)
 }
 
 async fn first_model(client: &reqwest::Client, url: Url, has_key: bool) -> Result<String, TargetError> {
@@ -229,6 +242,7 @@ mod tests {
     fn target(endpoint: Endpoint, fields: Value) -> Target {
         Target {
             client: reqwest::Client::new(),
+            fresh: reqwest::Client::new(),
             generate: base("x").unwrap(),
             name: String::new(),
             model: "m".to_owned(),

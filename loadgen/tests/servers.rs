@@ -17,6 +17,8 @@ use loadgen::{
     TargetError, warm_up,
 };
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 const TOKEN: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n";
@@ -39,7 +41,7 @@ async fn server() -> String {
         .route("/v1/models", get(models))
         .route("/empty/v1/models", get(|| async { Json(json!({ "data": [] })) }))
         .route("/v1/chat/completions", post(generate));
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(axum::serve(listener, routes).into_future());
     format!("http://{address}")
@@ -143,6 +145,35 @@ async fn what_goes_wrong_is_counted_by_kind() {
     }
     let impatient = TargetConfig { timeout: Duration::from_millis(50), ..config(&server) };
     assert_eq!(closed(impatient, "hang", 2).await.failures["timed out"], 2);
+}
+
+/// Answers the first request of each connection and closes it at the second, as a server does whose patience with idle connections
+/// ends at the wrong moment.
+async fn impatient() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut buffer = vec![0; 1 << 16];
+                if matches!(stream.read(&mut buffer).await, Ok(n) if n > 0) {
+                    let body = format!("{TOKEN}{END}");
+                    let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: ";
+                    let answer = format!("{head}{}\r\n\r\n{body}", body.len());
+                    stream.write_all(answer.as_bytes()).await.unwrap();
+                    let _ = stream.read(&mut buffer).await;
+                }
+            });
+        }
+    });
+    format!("http://{address}")
+}
+
+#[tokio::test]
+async fn a_connection_that_ends_as_it_is_used_again_costs_no_request() {
+    let config = TargetConfig { model: Some("m".to_owned()), ..config(&impatient().await) };
+    let summary = closed(config, "answer", 6).await;
+    assert_eq!((summary.answered, summary.failed), (6, 0), "{:?}", summary.failures);
 }
 
 #[tokio::test]

@@ -6,11 +6,13 @@ use std::time::Duration;
 use cluster::{Bytes, NodeId};
 use protocol::node::{
     Address, BadMessage, Build, LinkMeasurement, LinkRequest, NodeFacts, Peer, StageOrder, VersionMismatch,
-    WorkerNews,
+    WorkerNews, clean_text,
 };
+use protocol::plan_files::{PlanFileError, PlannerFile, ProfilesFile};
 use protocol::tls::{self, ConnectError, TlsIdentity, describe_status};
 use protocol::v1;
 use protocol::v1::node_client::NodeClient as WireClient;
+use protocol::v1::profile_event::Event as ProfileNews;
 use thiserror::Error;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -25,6 +27,12 @@ const REACH_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Within which a node takes an order; it prepares nothing before.
 const RUN_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Between two words of a node that measures a profile: its own limit for one measurement, and some.
+const PROFILE_SILENCE: Duration = Duration::from_secs(660);
+
+/// Largest answer: a profile, which the node limits to somewhat less.
+const LARGEST_ANSWER: usize = 17 << 20;
 
 /// Longer than the node itself takes to give a measurement up.
 const MEASURE_DEADLINE: Duration = Duration::from_secs(90);
@@ -45,6 +53,10 @@ pub enum NodeError {
     Refused { who: String, reason: String, code: Code },
     #[error("{0} gave an answer that cannot be used: {1}")]
     Answer(String, BadMessage),
+    #[error("{0} gave a profile that cannot be used: {1}")]
+    Profile(String, PlanFileError),
+    #[error("{0} ended without a profile")]
+    NoProfile(String),
 }
 
 impl NodeError {
@@ -104,7 +116,7 @@ impl NodeClient {
     /// Connects to the node at an address, which must run the same build.
     pub async fn connect(address: &Address, identity: &TlsIdentity, ours: &Build) -> Result<Self, NodeError> {
         let channel = tls::connect(address, identity).await?;
-        let mut client = WireClient::new(channel);
+        let mut client = WireClient::new(channel).max_decoding_message_size(LARGEST_ANSWER);
         let described = client.describe(v1::DescribeRequest {});
         let who = address.to_string();
         let described = match within(DESCRIBE_DEADLINE, &who, described).await {
@@ -164,6 +176,30 @@ impl NodeClient {
         let (who, call) = (self.who(), client.describe(v1::DescribeRequest {}));
         let described = within(DESCRIBE_DEADLINE, &who, call).await.ok()?;
         Some(Bytes(described.memory_available))
+    }
+
+    /// Lets it profile its copy of a model; `said` gets what it says meanwhile. Dropping it stops the node's measurement.
+    pub async fn profile(
+        &self,
+        request: v1::ProfileRequest,
+        said: &mut dyn FnMut(&str),
+    ) -> Result<ProfilesFile, NodeError> {
+        let who = self.who();
+        let mut client = self.0.client.clone();
+        let call = client.profile(request);
+        let mut events = within(RUN_DEADLINE, &who, call).await.map_err(|fault| fault.of(&who))?;
+        loop {
+            let late = |_| NodeError::Deadline { who: who.clone(), deadline: PROFILE_SILENCE };
+            let event = tokio::time::timeout(PROFILE_SILENCE, events.message()).await.map_err(late)?;
+            let event = event.map_err(|status| NodeError::refused(&who, &status))?;
+            match event.and_then(|event| event.event) {
+                Some(ProfileNews::Progress(line)) => said(&clean_text(&line)),
+                Some(ProfileNews::Profile(json)) => {
+                    return ProfilesFile::from_json(&json).map_err(|error| NodeError::Profile(who, error));
+                }
+                None => return Err(NodeError::NoProfile(who)),
+            }
+        }
     }
 
     /// Lets it run a stage's worker.

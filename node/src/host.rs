@@ -3,7 +3,7 @@
 use std::num::NonZero;
 
 use cluster::Bytes;
-use sysinfo::{MemoryRefreshKind, RefreshKind, System};
+use sysinfo::{MemoryRefreshKind, Pid, ProcessRefreshKind, ProcessesToUpdate, RefreshKind, System};
 
 /// Memory that processes started now can use: what the operating system calls available, or less where this
 /// process runs under a control group's limit (a container).
@@ -25,6 +25,15 @@ pub(crate) fn total_memory() -> Bytes {
     system.cgroup_limits().map_or(total, |group| Bytes(group.total_memory).min(total))
 }
 
+/// Memory that a process of this host holds; none if there is no such process.
+pub fn resident_memory(pid: u32) -> Option<Bytes> {
+    let pid = Pid::from_u32(pid);
+    let mut system = System::new();
+    let only_memory = ProcessRefreshKind::nothing().with_memory().without_tasks();
+    system.refresh_processes_specifics(ProcessesToUpdate::Some(&[pid]), false, only_memory);
+    system.process(pid).map(|process| Bytes(process.memory()))
+}
+
 /// Threads for each of `stages` stages on this host: the physical cores, shared out.
 ///
 /// llama.cpp's threads spin at a barrier after every operation of the graph. Two stages that each take all cores
@@ -43,6 +52,12 @@ mod tests {
     fn a_stage_always_gets_a_thread() {
         assert!(default_threads(1) >= 1);
         assert_eq!(default_threads(100_000), 1);
+    }
+
+    #[test]
+    fn a_process_holds_memory_and_one_that_is_not_there_none() {
+        assert!(resident_memory(std::process::id()).unwrap() > Bytes::from_mib(1));
+        assert_eq!(resident_memory(u32::MAX - 1), None);
     }
 
     #[test]

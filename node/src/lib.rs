@@ -25,7 +25,7 @@ mod trust;
 
 pub use client::{NodeClient, NodeError};
 pub use folders::{Folders, NoHomeFolder};
-pub use host::{available_memory, default_threads};
+pub use host::{available_memory, default_threads, resident_memory};
 pub use memory::{MemoryCheck, MemoryError};
 pub use model_file::{ModelFile, ModelFileError};
 pub use model_hash::{HashError, model_hash};

@@ -5,7 +5,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use cluster::StageObservation;
+use cluster::{ForetoldHops, StageObservation};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -30,6 +30,8 @@ pub(crate) struct App {
     pub(crate) replica: Replica,
     /// What the agent sees of the replica's stages.
     pub(crate) observations: watch::Receiver<Vec<StageObservation>>,
+    /// What the replica's links foretell.
+    pub(crate) hops: watch::Receiver<Option<ForetoldHops>>,
     /// What is counted.
     pub(crate) metrics: Arc<Metrics>,
     text_model: OnceLock<Arc<TextModel>>,
@@ -51,6 +53,7 @@ impl App {
             limits: config.limits,
             replica: Replica::new(config.replica, config.tls),
             observations: config.observations,
+            hops: config.hops,
             metrics: Arc::default(),
             text_model: OnceLock::new(),
             closing: CancellationToken::new(),

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use cluster::{Bytes, ReplicaState, StageObservation};
+use cluster::{Bytes, ForetoldHops, ReplicaState, StageObservation};
 use protocol::tls::TlsIdentity;
 use tokio::sync::watch;
 
@@ -22,6 +22,8 @@ pub struct OrchestratorConfig {
     pub replica: watch::Receiver<ReplicaState>,
     /// What the agent sees of the replica's stages.
     pub observations: watch::Receiver<Vec<StageObservation>>,
+    /// What its links foretell, where they are watched.
+    pub hops: watch::Receiver<Option<ForetoldHops>>,
     /// Who this process is to the master.
     pub tls: TlsIdentity,
     /// Tokens a slot holds.

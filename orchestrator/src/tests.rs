@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use cluster::{
-    Bytes, Correction, Epoch, Millis, ObservedSteps, Phase, ReplicaState, StageIndex, StageObservation,
-    StepBucket, StepTotals, Tally,
+    Bytes, Correction, Epoch, ForetoldHops, Millis, ObservedSteps, Phase, ReplicaState, StageIndex,
+    StageObservation, StepBucket, StepTotals, Tally,
 };
 use futures::StreamExt;
 use protocol::tls::{ClusterCa, TlsIdentity};
@@ -34,6 +34,7 @@ struct Bench {
     master: Master,
     agent: watch::Sender<ReplicaState>,
     stages: watch::Sender<Vec<StageObservation>>,
+    hops: watch::Sender<Option<ForetoldHops>>,
     shutdown: CancellationToken,
     server: JoinHandle<Result<(), ServeError>>,
     /// To make tokens of text.
@@ -47,6 +48,7 @@ impl Bench {
         let (agent, replica) =
             watch::channel(ReplicaState::Ready { master: master.address, epoch: Epoch(1) });
         let (stages, observations) = watch::channel(Vec::new());
+        let (hops, foretold) = watch::channel(None);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let config = OrchestratorConfig {
@@ -56,6 +58,7 @@ impl Bench {
             chat_template: None,
             replica,
             observations,
+            hops: foretold,
             tls: identity.clone(),
             n_ctx: N_CTX,
             limits: Limits { drain: Duration::from_millis(100), ..Limits::default() },
@@ -64,7 +67,7 @@ impl Bench {
         let server = tokio::spawn(serve(listener, config, shutdown.clone()));
         let model = TextModel::load(&smollm2(), None).unwrap();
         let client = reqwest::Client::new();
-        let bench = Self { url, client, identity, master, agent, stages, shutdown, server, model };
+        let bench = Self { url, client, identity, master, agent, stages, hops, shutdown, server, model };
         let ready = async {
             while bench.get("/ready").await.0 != StatusCode::OK {
                 tokio::task::yield_now().await;
@@ -486,6 +489,7 @@ async fn a_model_that_is_no_model_ends_the_server_with_its_name() {
         chat_template: None,
         replica,
         observations: watch::channel(Vec::new()).1,
+        hops: watch::channel(None).1,
         tls: identity,
         n_ctx: N_CTX,
         limits: Limits::default(),
@@ -598,13 +602,15 @@ async fn a_scrape_has_the_engines_and_the_stages_numbers_and_does_not_wait_for_a
     let stage = |index, round_trips| StageObservation {
         resident: Bytes(1 << 20),
         steps: vec![ObservedSteps { bucket, totals, predicted: Some(Millis(400.0)) }],
-        visits: Tally { count: 100, time: Millis(600.0) },
+        visits: Tally { count: 100, rows: 300, time: Millis(600.0) },
         round_trips,
         correction: correction.clone(),
         ..StageObservation::none(StageIndex(index))
     };
-    let round_trips = Tally { count: 100, time: Millis(1300.0) };
+    let round_trips = Tally { count: 100, rows: 300, time: Millis(1300.0) };
     bench.stages.send_replace(vec![stage(0, Tally::default()), stage(1, round_trips)]);
+    assert!(!scrape(&bench).await.contains_key("shoal_step_hops_predicted_seconds"), "no link is watched");
+    bench.hops.send_replace(Some(ForetoldHops { observed: Millis(12.0), predicted: Millis(0.5) }));
     let samples = scrape(&bench).await;
     let labels = r#"stage="1",phase="decode",rows="3-4",depth="0-1024""#;
     for (key, value) in [
@@ -616,6 +622,8 @@ async fn a_scrape_has_the_engines_and_the_stages_numbers_and_does_not_wait_for_a
         (format!("shoal_stage_predicted_compute_seconds_total{{{labels}}}"), 0.4),
         (r#"shoal_stage_resident_memory_bytes{stage="0"}"#.to_owned(), 1048576.0),
         ("shoal_round_trips_total".to_owned(), 100.0),
+        ("shoal_step_hops_recent_seconds".to_owned(), 0.012),
+        ("shoal_step_hops_predicted_seconds".to_owned(), 0.0005),
     ] {
         assert_eq!(samples.get(&key), Some(&value), "{key}: {samples:#?}");
     }

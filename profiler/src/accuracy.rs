@@ -3,7 +3,10 @@
 
 use std::time::Duration;
 
-use cluster::{Bytes, LayerRange, MemoryCosts, Phase, StageCall, Surface};
+use cluster::{
+    BlockKind, Bytes, ComputeBuffers, DeviceId, DeviceProfile, LayerRange, MemoryCosts, Millis, Phase,
+    StageBatch, StageParts, StageTimeError,
+};
 use node::ModelFile;
 use node::agent::WorkerCommand;
 use protocol::plan_files::MeasuredPartEntry;
@@ -13,10 +16,11 @@ use thiserror::Error;
 use crate::agenda::{Files, Ground, Planned};
 use crate::curves::{self, CurvesError, flat};
 use crate::host::last_level_cache;
+use crate::memory;
 use crate::profile::{Observer, Settings, Step};
-use crate::reduction::{Reduction, blocks_by_kind};
+use crate::reduction::Reduction;
 use crate::sampling::{Item, Point, is_noisy, sample};
-use crate::session::{Session, SessionSpec};
+use crate::session::{Session, SessionError, SessionSpec};
 use crate::statistics::median;
 use crate::wire::{Command, ContextSpec, Gives, Processor};
 
@@ -38,6 +42,9 @@ pub enum AccuracyError {
     /// The parts make no profile.
     #[error(transparent)]
     Curves(#[from] CurvesError),
+    /// The profile lacks something.
+    #[error(transparent)]
+    Time(#[from] StageTimeError),
     /// Something could not be measured.
     #[error("{what}: {reason}")]
     Failed {
@@ -51,8 +58,8 @@ pub enum AccuracyError {
     Interrupted,
 }
 
-/// What to compare.
-pub struct AccuracyRequest<'a> {
+/// A model, the parts that stand for it, and how they are run.
+pub struct BenchRequest<'a> {
     /// The model.
     pub model: &'a ModelFile,
     /// Which parts stand for it.
@@ -83,8 +90,8 @@ pub struct Accuracy {
 /// One call of the whole model.
 #[derive(Debug, Clone, Serialize)]
 pub struct AccuracyPoint {
-    /// `decode` or `prefill`.
-    pub phase: &'static str,
+    /// The kind of work.
+    pub phase: Phase,
     /// Rows.
     pub rows: u32,
     /// Tokens in each cache before.
@@ -102,10 +109,7 @@ pub struct AccuracyPoint {
 }
 
 /// Measures both in turn, on the CPU.
-pub fn accuracy(
-    request: &AccuracyRequest<'_>,
-    observer: &mut Observer<'_>,
-) -> Result<Accuracy, AccuracyError> {
+pub fn accuracy(request: &BenchRequest<'_>, observer: &mut Observer<'_>) -> Result<Accuracy, AccuracyError> {
     let ground = ground(request);
     let (mut sessions, mut items) = (Vec::new(), Vec::new());
     for planned in parts(&ground) {
@@ -144,7 +148,15 @@ pub fn accuracy(
     })
 }
 
-fn ground<'a>(request: &AccuracyRequest<'a>) -> Ground<'a> {
+/// What stages of the model take besides weights and cache, measured on the CPU.
+pub fn memory_costs(request: &BenchRequest<'_>) -> Result<MemoryCosts, AccuracyError> {
+    let measured = memory::measure(request.command, &ground(request));
+    let failed =
+        |error: SessionError| AccuracyError::Failed { what: "memory".to_owned(), reason: error.to_string() };
+    Ok(measured.map_err(failed)?.costs)
+}
+
+fn ground<'a>(request: &BenchRequest<'a>) -> Ground<'a> {
     Ground {
         shape: request.model.shape(),
         reduction: request.reduction,
@@ -160,7 +172,8 @@ fn ground<'a>(request: &AccuracyRequest<'a>) -> Ground<'a> {
 }
 
 fn parts(ground: &Ground<'_>) -> Vec<Planned> {
-    let mut parts: Vec<Planned> = DEPTHS.iter().map(|depth| ground.decode(*depth, &BATCHES, 0.0)).collect();
+    let mut parts: Vec<Planned> =
+        DEPTHS.iter().flat_map(|depth| ground.decode(*depth, &BATCHES, 0.0)).collect();
     parts.push(ground.head(&BATCHES));
     parts.extend(ground.prefill(0, &CHUNKS));
     parts.push(ground.look_ups(&[&BATCHES[..], &CHUNKS].concat()));
@@ -168,7 +181,7 @@ fn parts(ground: &Ground<'_>) -> Vec<Planned> {
 }
 
 /// The whole model in a context for each depth, and one for prompts.
-fn whole(request: &AccuracyRequest<'_>, ground: &Ground<'_>) -> SessionSpec {
+fn whole(request: &BenchRequest<'_>, ground: &Ground<'_>) -> SessionSpec {
     let slots = BATCHES.into_iter().max().unwrap_or(1);
     let longest = CHUNKS.into_iter().max().unwrap_or(1);
     let decode = ContextSpec {
@@ -212,42 +225,55 @@ fn whole_items(model: &ModelFile, session: usize) -> Vec<Item> {
 }
 
 fn compare(
-    request: &AccuracyRequest<'_>,
+    request: &BenchRequest<'_>,
     parts: &[Item],
     whole: &[Item],
 ) -> Result<Vec<AccuracyPoint>, AccuracyError> {
     let shape = request.model.shape();
     let medians: Vec<(Point, f64)> = parts.iter().map(|item| (item.point, median(&item.samples))).collect();
-    let profile = curves::processor_profile(shape, request.reduction, &medians)?;
-    let embedding = flat(&medians, MeasuredPartEntry::Embedding);
-    let all = LayerRange::new(0, shape.n_layer()).map(|all| blocks_by_kind(shape, all)).unwrap_or_default();
-    let mut points = Vec::with_capacity(whole.len());
-    for Item { point, samples, .. } in whole {
-        let is_prefill = point.part == MeasuredPartEntry::Prefill;
-        let call = StageCall {
-            phase: if is_prefill { Phase::Prefill } else { Phase::Decode },
-            blocks: &all,
-            rows: f64::from(point.rows),
-            depth: f64::from(point.depth),
-            // Of a prompt, the last token's logits are wanted.
-            outputs: if is_prefill { 1.0 } else { f64::from(point.rows) },
-        };
-        let time = profile.call_time(&call).ok_or(CurvesError::Nothing("type of block"))?;
-        let look_up = |surface: &Surface| surface.at(call.rows, 0.0).0;
-        let predicted_ms = time.0 + embedding.as_ref().map_or(0.0, look_up);
-        let measured_ms = median(samples);
-        points.push(AccuracyPoint {
-            phase: if is_prefill { "prefill" } else { "decode" },
-            rows: point.rows,
-            depth: point.depth,
-            predicted_ms,
-            measured_ms,
-            error: (predicted_ms / measured_ms - 1.0).abs(),
-            samples: samples.len(),
-            noisy: is_noisy(samples),
-        });
-    }
-    Ok(points)
+    let profile = DeviceProfile {
+        device: DeviceId("cpu".to_owned()),
+        model: request.model.name(),
+        runtime: llama::version().to_owned(),
+        gpu: None,
+        cpu: Some(curves::processor_profile(shape, request.reduction, &medians)?),
+        hop_overhead: Millis(0.0),
+        buffers: ComputeBuffers::default(),
+        embedding: flat(&medians, MeasuredPartEntry::Embedding),
+        cold_call: None,
+        memory: None,
+    };
+    let kinds: Vec<BlockKind> = shape.blocks.iter().map(|block| block.kind).collect();
+    let stage = StageParts { embeds: true, ..StageParts::new(&kinds, &[]) };
+    whole.iter().map(|item| point(&profile, &stage, item)).collect()
+}
+
+/// One call, as the planner would foretell it and as it was measured.
+fn point(profile: &DeviceProfile, stage: &StageParts, item: &Item) -> Result<AccuracyPoint, AccuracyError> {
+    let Item { point, samples, .. } = item;
+    let is_prefill = point.part == MeasuredPartEntry::Prefill;
+    let phase = if is_prefill { Phase::Prefill } else { Phase::Decode };
+    let rows = f64::from(point.rows);
+    let batch = StageBatch {
+        phase,
+        rows,
+        depth: f64::from(point.depth),
+        // Of a prompt, the last token's logits are wanted.
+        outputs: if is_prefill { 1.0 } else { rows },
+        idle: Millis(0.0),
+    };
+    let predicted_ms = profile.compute_time(stage, &batch)?.0;
+    let measured_ms = median(samples);
+    Ok(AccuracyPoint {
+        phase,
+        rows: point.rows,
+        depth: point.depth,
+        predicted_ms,
+        measured_ms,
+        error: (predicted_ms / measured_ms - 1.0).abs(),
+        samples: samples.len(),
+        noisy: is_noisy(samples),
+    })
 }
 
 /// Time for the rounds, unless the user says otherwise.

@@ -16,7 +16,7 @@ use crate::wire::{Command, ContextSpec, Gives, Processor, Setup};
 pub(crate) const BATCHES: [u32; 6] = [1, 2, 4, 8, 16, 32];
 
 /// Tokens of prefill chunks, in groups that share contexts: a context's buffers are sized for its longest chunk.
-const CHUNKS: [&[u32]; 3] = [&[128, 256, 512], &[1024], &[2048]];
+const CHUNKS: [&[u32]; 3] = [&[64, 128, 256, 512], &[1024], &[2048]];
 
 /// Depths of decode steps, besides the slot's end.
 const DECODE_DEPTHS: [u32; 3] = [0, 1024, 4096];
@@ -87,7 +87,7 @@ impl Ground<'_> {
         let depths = self.decode_depths();
         let share = |depth: u32| if depth == 0 { 0.25 } else { 0.25 / (depths.len() as f64 - 1.0).max(1.0) };
         let mut agenda: Vec<Planned> =
-            depths.iter().map(|&depth| self.decode(depth, &BATCHES, share(depth))).collect();
+            depths.iter().flat_map(|&depth| self.decode(depth, &BATCHES, share(depth))).collect();
         agenda.push(self.head(&BATCHES));
         for depth in PREFILL_DEPTHS {
             for chunks in CHUNKS {
@@ -108,25 +108,44 @@ impl Ground<'_> {
         depths
     }
 
-    /// Decode steps at one depth, by as many rows as their caches have room for.
-    pub(crate) fn decode(&self, depth: u32, batches: &[u32], share: f64) -> Planned {
-        let n_ctx = (depth + CONTEXT_STEP).min(self.n_ctx.max(CONTEXT_STEP));
-        let contexts = |slots: u32| Contexts {
-            ranges: self.reduction.slices.clone(),
-            load: Load { slots, n_ctx, n_ubatch: if depth == 0 { slots } else { FILL.max(slots) } },
-            depth,
-        };
-        let fits = |rows: &u32| self.needed(&contexts(*rows)) <= self.limit;
-        let (fitting, too_many): (Vec<u32>, Vec<u32>) = batches.iter().copied().partition(fits);
-        let left_out = too_many.into_iter().map(|rows| LeftOut {
+    /// Decode steps at one depth: of all slices by as many rows as their caches have room for, and of the smallest alone by as many
+    /// more as its own has.
+    pub(crate) fn decode(&self, depth: u32, batches: &[u32], share: f64) -> Vec<Planned> {
+        let smallest = self.reduction.slices.first().map(std::slice::from_ref).unwrap_or_default();
+        let mut left: Vec<u32> = batches.to_vec();
+        let mut sessions = Vec::with_capacity(2);
+        for (ranges, share) in [(self.reduction.slices.as_slice(), share), (smallest, share / 2.0)] {
+            let fits = |rows: &u32| self.needed(&self.decoding(ranges, depth, *rows)) <= self.limit;
+            let fitting: Vec<u32> = left.iter().copied().filter(fits).collect();
+            left.retain(|rows| !fitting.contains(rows));
+            if !fitting.is_empty() {
+                sessions.push(self.decode_session(ranges, depth, &fitting, share));
+            }
+        }
+        let left_out = |rows: &u32| LeftOut {
             what: format!("decode of {rows} rows at depth {depth}"),
-            needed: self.needed(&contexts(rows)),
+            needed: self.needed(&self.decoding(smallest, depth, *rows)),
             limit: self.limit,
-        });
-        let mut planned = self.session(&contexts(fitting.last().copied().unwrap_or(1)), share);
-        planned.left_out = left_out.collect();
-        for &rows in &fitting {
-            for (context, range) in self.reduction.slices.iter().enumerate() {
+        };
+        let left_out: Vec<LeftOut> = left.iter().map(left_out).collect();
+        match sessions.last_mut() {
+            Some(last) => last.left_out = left_out,
+            None => sessions.push(Planned { left_out, ..self.decode_session(&[], depth, &[], 0.0) }),
+        }
+        sessions
+    }
+
+    fn decoding(&self, ranges: &[LayerRange], depth: u32, slots: u32) -> Contexts {
+        let n_ctx = (depth + CONTEXT_STEP).min(self.n_ctx.max(CONTEXT_STEP));
+        let n_ubatch = if depth == 0 { slots } else { FILL.max(slots) };
+        Contexts { ranges: ranges.to_vec(), load: Load { slots, n_ctx, n_ubatch }, depth }
+    }
+
+    fn decode_session(&self, ranges: &[LayerRange], depth: u32, batches: &[u32], share: f64) -> Planned {
+        let most = batches.iter().copied().max().unwrap_or(1);
+        let mut planned = self.session(&self.decoding(ranges, depth, most), share);
+        for &rows in batches {
+            for (context, range) in ranges.iter().enumerate() {
                 let point = Point { part: MeasuredPartEntry::Decode, layers: Some(*range), rows, depth };
                 planned.items.push(Item::new(point, 0, Command::Decode { context, rows }));
             }

@@ -32,7 +32,9 @@ mod store;
 mod wire;
 mod worker;
 
-pub use accuracy::{ACCURACY_BUDGET, Accuracy, AccuracyError, AccuracyPoint, AccuracyRequest, accuracy};
+pub use accuracy::{
+    ACCURACY_BUDGET, Accuracy, AccuracyError, AccuracyPoint, BenchRequest, accuracy, memory_costs,
+};
 pub use agenda::Files;
 pub use curves::CurvesError;
 pub use host::Host;

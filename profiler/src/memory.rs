@@ -28,11 +28,22 @@ pub(crate) fn measure(command: &WorkerCommand, ground: &Ground<'_>) -> Result<Me
     let range = slices.iter().find(|range| range.len() > 1).or(slices.first()).copied();
     let range = range.ok_or_else(|| SessionError::Unable("there is no slice to weigh".to_owned()))?;
     let mut scale = Scale { command, ground, peak: 0 };
-    let (work_row, runtime) = scale.work(range)?;
+    let Work { row: work_row, frame_row, runtime } = scale.work(range)?;
     let (row, row_and_cell, kv) = scale.buffers(range)?;
     let output = Bytes(u64::from(ground.shape.n_vocab) * 4);
     let (head_row, vocabulary) = scale.head(output)?;
-    let costs = MemoryCosts { row, row_and_cell, head_row, output, work_row, runtime, vocabulary };
+    let last_row = if ground.reduction.last.len() == 1 { scale.last(row_and_cell)? } else { row + work_row };
+    let costs = MemoryCosts {
+        row,
+        row_and_cell,
+        head_row,
+        output,
+        work_row,
+        last_row,
+        frame_row,
+        runtime,
+        vocabulary,
+    };
     Ok(Measured { costs, kv, peak: scale.peak })
 }
 
@@ -49,6 +60,23 @@ struct Pan<'a> {
     /// What loading took besides weights.
     besides_weights: Bytes,
     weights: u64,
+}
+
+/// What a process holds besides weights, cache, and rows in and out.
+struct Filled {
+    /// After it computed.
+    computed: u64,
+    /// After it sent, and received, too.
+    sent: u64,
+    /// Of it, compute buffers, as llama.cpp counts them.
+    compute: u64,
+}
+
+/// What neither llama.cpp nor the model's description tells of.
+struct Work {
+    row: Bytes,
+    frame_row: Bytes,
+    runtime: Bytes,
 }
 
 /// A context of its slice.
@@ -75,23 +103,52 @@ impl<'a> Scale<'a> {
         Ok(Pan { session, on_host, besides_weights, weights: 0 })
     }
 
-    /// What ggml and the copying of rows take for each row without telling, and what a process takes by itself.
-    fn work(&mut self, range: LayerRange) -> Result<(Bytes, Bytes), SessionError> {
+    /// What nobody tells of.
+    fn work(&mut self, range: LayerRange) -> Result<Work, SessionError> {
         let [few, many, _] = BATCHES;
-        let (less, more) = (self.untold(range, few)?, self.untold(range, many)?);
-        let per_row = more.saturating_sub(less) / u64::from(many - few);
-        Ok((Bytes(per_row), Bytes(less.saturating_sub(per_row * u64::from(few)))))
+        let mut filled =
+            |n_ubatch| self.filled(range, &Wanted { n_ctx: n_ubatch, n_ubatch, gives: Gives::Hidden });
+        let (less, more) = (filled(few)?, filled(many)?);
+        let per_row = |of: fn(&Filled) -> u64| of(&more).saturating_sub(of(&less)) / u64::from(many - few);
+        let row = per_row(|filled| filled.computed.saturating_sub(filled.compute));
+        let with_frame = per_row(|filled| filled.sent.saturating_sub(filled.compute));
+        Ok(Work {
+            row: Bytes(row),
+            // Both ends are in this process.
+            frame_row: Bytes(with_frame.saturating_sub(row) / 2),
+            runtime: Bytes(less.sent.saturating_sub(less.compute + with_frame * u64::from(few))),
+        })
     }
 
-    /// How much more a process holds after a full batch than weights, cache, buffers, and rows in and out.
-    fn untold(&mut self, range: LayerRange, n_ubatch: u32) -> Result<u64, SessionError> {
+    /// All that a row takes in a stage of nothing but the last block, without its mask.
+    fn last(&mut self, row_and_cell: Bytes) -> Result<Bytes, SessionError> {
+        let [few, many, _] = BATCHES;
+        let range = self.ground.reduction.last;
+        let mut computed = |n_ubatch| {
+            let wanted = Wanted { n_ctx: many, n_ubatch, gives: Gives::Logits };
+            Ok::<_, SessionError>(self.filled(range, &wanted)?.computed)
+        };
+        let per_row = computed(many)?.saturating_sub(computed(few)?) / u64::from(many - few);
+        let cells =
+            self.ground.shape.cells(range, cache_request(Load { slots: 1, n_ctx: many, n_ubatch: many }));
+        Ok(Bytes(per_row).saturating_sub(row_and_cell * cells))
+    }
+
+    /// A process after a full batch, and after its rows went over a link, as they do from stage to stage.
+    fn filled(&mut self, range: LayerRange, wanted: &Wanted) -> Result<Filled, SessionError> {
         let mut pan = self.pan(range)?;
-        let uses = pan.make(&Wanted { n_ctx: n_ubatch, n_ubatch, gives: Gives::Hidden })?;
-        let reply = pan.session.ask(&Command::Prefill { context: 0, rows: n_ubatch })?;
-        let rows = 2 * u64::from(n_ubatch) * u64::from(self.ground.shape.n_embd) * 4;
-        let told: u64 = uses.iter().map(|entry| entry.cache + entry.compute).sum();
+        let uses = pan.make(wanted)?;
+        let computed = pan.session.ask(&Command::Prefill { context: 0, rows: wanted.n_ubatch })?;
+        let sent = pan.session.ask(&Command::Hop { rows: wanted.n_ubatch })?;
         self.peak = self.peak.max(pan.session.peak());
-        Ok(reply.resident_bytes.saturating_sub(pan.weights + told + rows))
+        let cache: u64 = uses.iter().map(|entry| entry.cache).sum();
+        let rows = 2 * u64::from(wanted.n_ubatch) * u64::from(self.ground.shape.n_embd) * 4;
+        let besides = |reply: &Reply| reply.resident_bytes.saturating_sub(pan.weights + cache + rows);
+        Ok(Filled {
+            computed: besides(&computed),
+            sent: besides(&sent),
+            compute: uses.iter().map(|entry| entry.compute).sum(),
+        })
     }
 
     fn buffers(&mut self, range: LayerRange) -> Result<(Bytes, Bytes, Vec<KvEntry>), SessionError> {

@@ -356,7 +356,7 @@ impl<'a> Run<'a, '_> {
         let slices: Bytes = reduction.slices.iter().map(|range| ground.file_bytes(*range)).sum();
         self.check_room(&ground, slices, available)?;
         let whole: Bytes = model.gguf().tensors().iter().map(|tensor| Bytes(tensor.bytes)).sum();
-        let little = Bytes(whole.0 / 5 * 6).min(slices + BESIDE_SLICES);
+        let little = Bytes(whole.0 / 10 * 11).min(slices + BESIDE_SLICES);
         ground.limit = little.max(slices + BESIDE_SLICES_AT_LEAST).min(available);
         Ok(ground)
     }

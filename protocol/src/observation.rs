@@ -41,7 +41,8 @@ pub fn steps(of: &[v1::StepTimes]) -> impl Iterator<Item = (StepBucket, StepTota
 
 /// Reads a tally; nothing of one that is missing or no number.
 pub fn tally(of: Option<&v1::Tally>) -> Tally {
-    let read = |tally: &v1::Tally| Some(Tally { count: tally.count, time: time(tally.time_ms)? });
+    let read =
+        |tally: &v1::Tally| Some(Tally { count: tally.count, rows: tally.rows, time: time(tally.time_ms)? });
     of.and_then(read).unwrap_or_default()
 }
 
@@ -51,7 +52,7 @@ fn time(ms: f64) -> Option<Millis> {
 
 impl From<Tally> for v1::Tally {
     fn from(tally: Tally) -> Self {
-        Self { count: tally.count, time_ms: tally.time.0 }
+        Self { count: tally.count, time_ms: tally.time.0, rows: tally.rows }
     }
 }
 
@@ -69,7 +70,7 @@ mod tests {
             StepBucket::all().map(|bucket| (bucket, totals())).collect();
         let wire: Vec<v1::StepTimes> = sent.iter().copied().map(v1::StepTimes::from).collect();
         assert_eq!(steps(&wire).collect::<Vec<_>>(), sent);
-        let counted = Tally { count: 7, time: Millis(1.5) };
+        let counted = Tally { count: 7, rows: 9, time: Millis(1.5) };
         assert_eq!(tally(Some(&counted.into())), counted);
     }
 
@@ -83,7 +84,7 @@ mod tests {
             v1::StepTimes { steps: 0, ..good },
         ];
         assert_eq!(steps(&bad).count(), 0);
-        assert_eq!(tally(Some(&v1::Tally { count: 7, time_ms: f64::INFINITY })), Tally::default());
+        assert_eq!(tally(Some(&v1::Tally { count: 7, time_ms: f64::INFINITY, rows: 9 })), Tally::default());
         assert_eq!(tally(None), Tally::default());
     }
 }

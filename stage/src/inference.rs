@@ -252,7 +252,7 @@ impl Inference {
     fn hand_on(&mut self, frames: impl Iterator<Item = Arrived>) {
         let ranges = std::mem::take(&mut self.ranges);
         for (Arrived { frame, at }, rows) in frames.zip(&ranges) {
-            let is_decode = !frame.prefill;
+            let (is_decode, n_rows) = (!frame.prefill, rows.len() as u64);
             match &mut self.master {
                 Some(master) => {
                     master.complete(frame.step, &*self.chain, rows.start);
@@ -261,7 +261,7 @@ impl Inference {
                 None => self.pass_on(frame, rows.clone()),
             }
             if is_decode {
-                self.shared.observed().visits.add(at.elapsed());
+                self.shared.observed().visits.add(n_rows, at.elapsed());
             }
         }
         self.ranges = ranges;

@@ -31,8 +31,15 @@ pub(crate) struct Master {
     step_deadline: Duration,
     /// When a step last came back, or the first went out.
     moved: Option<Instant>,
-    /// Decode steps under way, and when each went out.
-    sent: VecDeque<(StepId, Instant)>,
+    /// Decode steps under way.
+    sent: VecDeque<Sent>,
+}
+
+/// A decode step under way.
+struct Sent {
+    step: StepId,
+    rows: usize,
+    at: Instant,
 }
 
 impl Master {
@@ -120,7 +127,7 @@ impl Master {
         let now = Instant::now();
         self.moved.get_or_insert(now);
         if step.kind == FrameKind::Decode {
-            self.sent.push_back((step.step, now));
+            self.sent.push_back(Sent { step: step.step, rows: step.tokens.len(), at: now });
         }
         Some(Frame {
             epoch,
@@ -145,10 +152,10 @@ impl Master {
             tracing::debug!(%unknown, "a step came back that nobody waits for");
         }
         self.moved = (self.engine.status().in_flight > 0).then(Instant::now);
-        if let Some(place) = self.sent.iter().position(|(sent, _)| *sent == step)
-            && let Some((_, sent)) = self.sent.remove(place)
+        if let Some(place) = self.sent.iter().position(|sent| sent.step == step)
+            && let Some(sent) = self.sent.remove(place)
         {
-            self.shared.observed().round_trips.add(sent.elapsed());
+            self.shared.observed().round_trips.add(sent.rows as u64, sent.at.elapsed());
         }
     }
 

@@ -25,17 +25,17 @@ pub(crate) struct Observed {
 /// Sums over the steps of a bucket.
 #[derive(Debug, Default)]
 struct Sums {
-    rows: AtomicU64,
     depth: AtomicU64,
     outputs: AtomicU64,
     idle_ns: AtomicU64,
     time: Sum,
 }
 
-/// A count and a time.
+/// A count, with rows and a time.
 #[derive(Debug, Default)]
 pub(crate) struct Sum {
     count: AtomicU64,
+    rows: AtomicU64,
     nanos: AtomicU64,
 }
 
@@ -56,20 +56,19 @@ impl Observed {
         let depth = call.depth.round();
         let bucket = StepBucket::of(call.phase, call.rows, depth as u32);
         let Some(sums) = self.steps.get(bucket.index()) else { return };
-        add(&sums.rows, u64::from(call.rows));
         add(&sums.depth, depth as u64);
         add(&sums.outputs, u64::from(call.outputs));
         add(&sums.idle_ns, nanos(call.idle));
-        sums.time.add(took);
+        sums.time.add(u64::from(call.rows), took);
     }
 
     /// The buckets that have any steps. A step that is added meanwhile may be in some of a bucket's sums and not yet in others.
     pub(crate) fn steps(&self) -> impl Iterator<Item = (StepBucket, StepTotals)> {
         StepBucket::all().zip(&self.steps).filter_map(|(bucket, sums)| {
-            let Tally { count, time } = sums.time.tally();
+            let Tally { count, rows, time } = sums.time.tally();
             let totals = StepTotals {
                 steps: count,
-                rows: sums.rows.load(Ordering::Relaxed),
+                rows,
                 depth: sums.depth.load(Ordering::Relaxed),
                 outputs: sums.outputs.load(Ordering::Relaxed),
                 idle: millis(&sums.idle_ns),
@@ -81,13 +80,18 @@ impl Observed {
 }
 
 impl Sum {
-    pub(crate) fn add(&self, took: Duration) {
+    pub(crate) fn add(&self, rows: u64, took: Duration) {
+        add(&self.rows, rows);
         add(&self.nanos, nanos(took));
         add(&self.count, 1);
     }
 
     pub(crate) fn tally(&self) -> Tally {
-        Tally { count: self.count.load(Ordering::Relaxed), time: millis(&self.nanos) }
+        Tally {
+            count: self.count.load(Ordering::Relaxed),
+            rows: self.rows.load(Ordering::Relaxed),
+            time: millis(&self.nanos),
+        }
     }
 }
 

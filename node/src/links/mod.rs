@@ -13,20 +13,26 @@
 //! | `rounds` | which pairs measure at the same time |
 //! | `settle` | from several measurements to what is believed |
 //! | `survey` | all links of a cluster |
-//! | `watch` | when to measure again |
+//! | `ring` | the links of one replica, and what they foretell for its frames |
+//! | `watch` | when to measure them again |
+//! | `watcher` | measures them then |
 
 mod measure;
 mod probe;
+mod ring;
 mod rounds;
 mod settle;
 mod steady;
 mod survey;
-pub mod watch;
+mod watch;
+mod watcher;
 
 pub(crate) use measure::measure;
 pub(crate) use probe::ProbeService;
+pub use ring::{Ring, RingFrames, UnknownLink};
 pub use settle::SettledLink;
-pub use survey::{LinkOutcome, SurveyProgress, survey};
+pub use survey::{LinkOutcome, Scope, SurveyProgress, survey};
+pub use watcher::{RingNews, RingNodes, RingOutlook, RingWatcher, SurveyCause, SurveyedLink};
 
 /// The value below or at which a share of the sorted samples lies; zero of none.
 fn quantile(sorted: &[f64], share: f64) -> f64 {

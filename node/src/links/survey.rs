@@ -34,18 +34,33 @@ pub struct SurveyProgress {
 }
 
 /// A link by its nodes' places in the list.
-type Pair = (usize, usize);
+pub(super) type Pair = (usize, usize);
+
+/// Which links to measure.
+#[derive(Debug, Clone, Copy)]
+pub enum Scope<'a> {
+    /// Every link between different nodes, both ways apart.
+    All,
+    /// These, by the sender's and the receiver's place in the list of nodes.
+    Only(&'a [(usize, usize)]),
+}
 
 /// All attempts to measure each link.
 type Attempts = BTreeMap<Pair, Vec<Result<LinkMeasurement, String>>>;
 
-/// Measures every link between different nodes, both ways apart, for hidden rows of `n_embd` elements.
+/// Measures links between different nodes, for hidden rows of `n_embd` elements.
 pub async fn survey(
     nodes: &[NodeClient],
+    scope: Scope<'_>,
     n_embd: u32,
     observer: &mut (dyn FnMut(SurveyProgress) + Send),
 ) -> Vec<LinkOutcome> {
-    let mut attempts: Attempts = links(nodes.len()).map(|link| (link, Vec::new())).collect();
+    let is_wanted = |link: &Pair| match scope {
+        Scope::All => true,
+        Scope::Only(wanted) => wanted.contains(link),
+    };
+    let mut attempts: Attempts =
+        links(nodes.len()).filter(is_wanted).map(|link| (link, Vec::new())).collect();
     for pass in 0..MOST {
         let open = |link: &Pair| attempts.get(link).is_some_and(|of| settle(of) == Verdict::Again);
         let plan: Vec<Vec<Vec<Pair>>> =

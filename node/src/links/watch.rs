@@ -1,171 +1,227 @@
-//! When a link must be measured again. No I/O; the clock is the caller's.
+//! When a replica's links must be measured again. No I/O; the clock is the caller's.
 //!
-//! A stage that sees its frames arrive later, or sooner, than the profile of the link predicts has found the link changed:
-//! somebody moved to Wi-Fi, a cable was mended, another service takes half of it. A few frames prove nothing, since a hop
-//! also waits for a busy host. So the middle hop of a window must be off by [`FACTOR`], and by [`LEAST`] in absolute
-//! terms, in every window for [`LONG_ENOUGH`]. Then the watch trips, once, and not again before [`PAUSE`] has passed, since
-//! a measurement takes bandwidth from the very frames that are late.
+//! Decode steps that spend more, or less, time between the stages than the links foretell have found a link changed: somebody
+//! moved to Wi-Fi, a cable was mended, another service takes half of it. A few steps prove nothing, since a hop also waits for
+//! a busy host. So the middle look of a window must be off by [`FACTOR`], and by [`LEAST`] a hop in absolute terms, in every
+//! window for [`LONG_ENOUGH`] of time with steps in it. Then the watch trips, once, and not again before [`PAUSE`] has passed,
+//! since a measurement takes bandwidth from the very frames that are late.
+//!
+//! What a fresh measurement does not explain is the hosts' own share of the hops. It is expected from then on, so that a busy
+//! host does not have its links measured for ever; if it goes away, or grows, the watch trips again.
 
 use std::time::Duration;
 
-use cluster::{Bytes, LinkQuality, Millis};
+use cluster::{Millis, ObservedHops};
 
-use super::{quantile, sorted};
+/// How far off hops must be, either way. The cost model's error is a few per cent, and a busy receiver adds tens of per cent;
+/// a link that has really changed class is off by more than this.
+const FACTOR: f64 = 1.5;
 
-/// How far off the middle hop must be, either way. The cost model's error is a few per cent, and a busy receiver adds
-/// tens of per cent; a link that has really changed class is off by more than this.
-pub const FACTOR: f64 = 1.5;
+/// … and by how much at least, for each hop: scheduling noise of a short one.
+const LEAST: Millis = Millis(0.5);
 
-/// … and by how much at least: scheduling noise of a short hop.
-pub const LEAST: Millis = Millis(0.5);
-
-/// For how long it must be off without a break: longer than a backup's start or a large download's burst.
-pub const LONG_ENOUGH: Duration = Duration::from_secs(15);
+/// For how long they must be off without a break: longer than a backup's start or a large download's burst.
+const LONG_ENOUGH: Duration = Duration::from_secs(15);
 
 /// Between two trips.
-pub const PAUSE: Duration = Duration::from_secs(300);
+pub(super) const PAUSE: Duration = Duration::from_secs(300);
 
-/// Hops are looked at in windows of so long …
+/// A window has looks of so much time together. No look counts for more: the steps of a longer one took place at some time
+/// within it.
 const WINDOW: Duration = Duration::from_secs(3);
 
-/// … in which there must be so many.
-const FEWEST: usize = 16;
+/// … and so many steps.
+const FEWEST: u64 = 16;
 
-/// Kept of one window, at most: the first so many.
-const MOST: usize = 1024;
+/// What was seen of a replica's decode steps since the look before. Looks in which there were none are not shown to the watch.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Look {
+    /// Since the look before.
+    pub(super) lasted: Duration,
+    /// What was seen.
+    pub(super) hops: ObservedHops,
+    /// What the links foretell for such steps.
+    pub(super) predicted: Millis,
+}
 
-/// Watches one link.
+/// Watches the links of one replica.
 #[derive(Debug, Clone)]
-pub struct LinkWatch {
-    predicted: LinkQuality,
-    /// Of the present window: observed over predicted, and their difference.
-    ratios: Vec<f64>,
-    differences: Vec<f64>,
-    window_began: Option<Duration>,
-    off_since: Option<Duration>,
+pub(super) struct HopWatch {
+    /// The least difference that matters.
+    least: Millis,
+    /// The hosts' share of the hops, as far as it is known.
+    unexplained: Millis,
+    /// The present window.
+    looks: Vec<Look>,
+    off_for: Duration,
     tripped: Option<Duration>,
 }
 
-impl LinkWatch {
-    /// For a link of which this is believed.
-    pub const fn new(predicted: LinkQuality) -> Self {
+impl HopWatch {
+    /// For steps that make so many hops.
+    pub(super) fn new(hops: usize) -> Self {
         Self {
-            predicted,
-            ratios: Vec::new(),
-            differences: Vec::new(),
-            window_began: None,
-            off_since: None,
+            least: Millis(LEAST.0 * hops as f64),
+            unexplained: Millis::default(),
+            looks: Vec::new(),
+            off_for: Duration::ZERO,
             tripped: None,
         }
     }
 
-    /// The link was measured again: `predicted` is believed from now on.
-    pub fn measured(&mut self, predicted: LinkQuality) {
-        let tripped = self.tripped;
-        *self = Self { tripped, ..Self::new(predicted) };
+    /// Takes in a look at `now`, by any clock that only goes forward. If the links should be measured again, the look that
+    /// stands for the window that decided.
+    pub(super) fn observe(&mut self, now: Duration, look: Look) -> Option<Look> {
+        let expected = look.predicted.0 + self.unexplained.0;
+        if look.hops.steps == 0 || !look.hops.time.0.is_finite() || !(expected.is_finite() && expected > 0.0)
+        {
+            return None;
+        }
+        self.looks.push(Look { lasted: look.lasted.min(WINDOW), ..look });
+        let lasted: Duration = self.looks.iter().map(|look| look.lasted).sum();
+        let steps: u64 = self.looks.iter().map(|look| look.hops.steps).sum();
+        if lasted < WINDOW || steps < FEWEST {
+            return None;
+        }
+        let Some(middle) = self.close_window().filter(|look| self.is_off(look)) else {
+            self.off_for = Duration::ZERO;
+            return None;
+        };
+        self.off_for += lasted;
+        let rests = self.tripped.is_some_and(|tripped| now.saturating_sub(tripped) < PAUSE);
+        if self.off_for < LONG_ENOUGH || rests {
+            return None;
+        }
+        (self.tripped, self.off_for) = (Some(now), Duration::ZERO);
+        Some(middle)
     }
 
-    /// A frame of `size` took `hop` to arrive, observed at `now` by any clock that only goes forward. True if the link
-    /// should be measured again.
-    pub fn observe(&mut self, now: Duration, size: Bytes, hop: Millis) -> bool {
-        let began = *self.window_began.get_or_insert(now);
-        let expected = self.predicted.transfer(size);
-        if self.ratios.len() < MOST && hop.0.is_finite() && expected.0 > 0.0 {
-            self.ratios.push(hop.0 / expected.0);
-            self.differences.push(hop.0 - expected.0);
-        }
-        if now.saturating_sub(began) < WINDOW || self.ratios.len() < FEWEST {
-            return false;
-        }
-        let is_off = self.close_window();
-        if !is_off {
-            self.off_since = None;
-            return false;
-        }
-        let since = *self.off_since.get_or_insert(began);
-        let resting = self.tripped.is_some_and(|tripped| now.saturating_sub(tripped) < PAUSE);
-        if now.saturating_sub(since) < LONG_ENOUGH || resting {
-            return false;
-        }
-        (self.tripped, self.off_since) = (Some(now), None);
-        true
+    /// The links were measured: for the steps of `tripped`, they foretell `predicted` from now on.
+    pub(super) fn measured(&mut self, tripped: &Look, predicted: Millis) {
+        self.unexplained = Millis((tripped.hops.time.0 - predicted.0).max(0.0));
     }
 
-    /// Whether the window that ends was off; begins another.
-    fn close_window(&mut self) -> bool {
-        let ratio = quantile(&sorted(std::mem::take(&mut self.ratios)), 0.5);
-        let difference = quantile(&sorted(std::mem::take(&mut self.differences)), 0.5);
-        self.window_began = None;
-        difference.abs() >= LEAST.0 && (ratio >= FACTOR || ratio <= 1.0 / FACTOR)
+    /// The middle look of the window by how far it is off; begins another.
+    fn close_window(&mut self) -> Option<Look> {
+        let mut looks = std::mem::take(&mut self.looks);
+        looks.sort_by(|a, b| self.ratio(a).total_cmp(&self.ratio(b)));
+        looks.get(looks.len() / 2).copied()
+    }
+
+    fn ratio(&self, look: &Look) -> f64 {
+        look.hops.time.0 / (look.predicted.0 + self.unexplained.0)
+    }
+
+    fn is_off(&self, look: &Look) -> bool {
+        let (ratio, expected) = (self.ratio(look), look.predicted.0 + self.unexplained.0);
+        (look.hops.time.0 - expected).abs() >= self.least.0 && (ratio >= FACTOR || ratio <= 1.0 / FACTOR)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use cluster::BytesPerSecond;
-
     use super::*;
 
-    /// 1 MB/s: a frame of 10 kB takes 10 ms, and half a millisecond of latency.
-    fn watch() -> LinkWatch {
-        LinkWatch::new(LinkQuality { bandwidth: BytesPerSecond(1e6), one_way_latency: Millis(0.5) })
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// Two hops; each step's take 11 ms by what the links foretell.
+    const PREDICTED: Millis = Millis(11.0);
+
+    fn watch() -> HopWatch {
+        HopWatch::new(2)
     }
 
-    /// Observes ten frames a second, each taking `hop(second)`; gives the seconds at which the watch tripped.
-    fn trips(watch: &mut LinkWatch, seconds: std::ops::Range<u64>, hop: impl Fn(u64) -> f64) -> Vec<u64> {
-        let frames = (seconds.start * 10..seconds.end * 10).filter_map(|tenth| {
-            let now = Duration::from_millis(tenth * 100);
-            watch.observe(now, Bytes(10_000), Millis(hop(tenth / 10))).then_some(tenth / 10)
-        });
-        frames.collect()
+    fn look(hops: f64, predicted: Millis) -> Look {
+        let hops = ObservedHops { steps: 10, rows: 4.0, time: Millis(hops), prefilled: false };
+        Look { lasted: SECOND, hops, predicted }
+    }
+
+    /// Looks once a second, at hops of `hops(second)`; gives the seconds at which the watch tripped.
+    fn trips(watch: &mut HopWatch, seconds: std::ops::Range<u64>, hops: impl Fn(u64) -> f64) -> Vec<u64> {
+        let tripped =
+            |second: &u64| watch.observe(SECOND * *second as u32, look(hops(*second), PREDICTED)).is_some();
+        seconds.filter(tripped).collect()
     }
 
     #[test]
-    fn a_link_as_predicted_is_left_alone() {
+    fn links_as_predicted_are_left_alone() {
         assert!(trips(&mut watch(), 0..600, |second| 10.5 + (second % 3) as f64).is_empty());
     }
 
     #[test]
-    fn a_link_that_became_slower_or_faster_is_measured_again_after_a_while() {
-        for hop in [17.0, 5.0] {
-            let tripped = trips(&mut watch(), 0..60, |_| hop);
-            assert_eq!(tripped.len(), 1, "{hop}: {tripped:?}");
-            assert!((15..=25).contains(&tripped[0]), "{hop}: {tripped:?}");
+    fn links_that_became_slower_or_faster_are_measured_again_after_a_while() {
+        for hops in [17.0, 5.0] {
+            let tripped = trips(&mut watch(), 0..60, |_| hops);
+            assert_eq!(tripped.len(), 1, "{hops}: {tripped:?}");
+            assert!((14..=25).contains(&tripped[0]), "{hops}: {tripped:?}");
         }
     }
 
     #[test]
     fn late_frames_now_and_then_prove_nothing() {
-        let mut watch = watch();
-        assert!(trips(&mut watch, 0..300, |second| if second % 10 < 4 { 90.0 } else { 10.0 }).is_empty());
+        assert!(trips(&mut watch(), 0..300, |second| if second % 10 < 4 { 90.0 } else { 11.0 }).is_empty());
+        let one_of_three = |second| if second % 3 == 0 { 500.0 } else { 11.0 };
+        assert!(trips(&mut watch(), 0..300, one_of_three).is_empty());
     }
 
     #[test]
-    fn a_noisy_short_hop_is_no_change() {
-        let quality = LinkQuality { bandwidth: BytesPerSecond(1e9), one_way_latency: Millis(0.1) };
-        assert!(trips(&mut LinkWatch::new(quality), 0..60, |_| 0.5).is_empty());
+    fn noise_of_short_hops_is_no_change() {
+        let noisy = |hops| {
+            let mut watch = HopWatch::new(hops);
+            (0..60).any(|second| watch.observe(SECOND * second, look(1.2, Millis(0.4))).is_some())
+        };
+        assert!(!noisy(2) && noisy(1), "two hops may have twice the noise of one");
+    }
+
+    #[test]
+    fn silence_counts_for_nothing_however_long() {
+        let mut watch = watch();
+        let burst = |watch: &mut HopWatch, at: u64| {
+            let waited = Look { lasted: SECOND * 3600, ..look(30.0, PREDICTED) };
+            let after = look(30.0, PREDICTED);
+            (0..2).any(|i| {
+                watch.observe(SECOND * (at + i) as u32, if i == 0 { waited } else { after }).is_some()
+            })
+        };
+        assert!((0..3).all(|hour| !burst(&mut watch, hour * 3600)), "a few steps an hour are few");
+        assert!((3..9).any(|hour| burst(&mut watch, hour * 3600)), "they add up");
     }
 
     #[test]
     fn a_watch_that_tripped_rests() {
-        let mut watch = watch();
-        let tripped = trips(&mut watch, 0..700, |_| 30.0);
+        let tripped = trips(&mut watch(), 0..700, |_| 30.0);
         assert!(tripped.windows(2).all(|pair| pair[1] - pair[0] >= 300), "{tripped:?}");
         assert_eq!(tripped.len(), 3);
     }
 
     #[test]
-    fn a_new_measurement_is_what_counts_from_then_on() {
+    fn what_a_fresh_measurement_does_not_explain_is_expected_until_it_changes() {
         let mut watch = watch();
         assert_eq!(trips(&mut watch, 0..30, |_| 30.0).len(), 1);
-        watch.measured(LinkQuality { bandwidth: BytesPerSecond(3.4e5), one_way_latency: Millis(0.5) });
-        assert!(trips(&mut watch, 30..900, |_| 30.0).is_empty());
+        watch.measured(&look(30.0, PREDICTED), PREDICTED);
+        assert!(trips(&mut watch, 30..900, |_| 30.0).is_empty(), "the links are not to blame");
+        assert_eq!(trips(&mut watch, 900..930, |_| 11.0).len(), 1, "it went away");
     }
 
     #[test]
-    fn few_frames_and_impossible_times_prove_nothing() {
+    fn links_that_are_slower_than_they_seemed_are_believed() {
         let mut watch = watch();
-        let rare = (0..200).any(|i| watch.observe(Duration::from_secs(i), Bytes(10_000), Millis(f64::NAN)));
-        assert!(!rare);
+        watch.measured(&look(30.0, PREDICTED), Millis(40.0));
+        let mut slow = (0..300_u32).map(|second| watch.observe(SECOND * second, look(38.0, Millis(40.0))));
+        assert!(slow.all(|tripped| tripped.is_none()));
+    }
+
+    #[test]
+    fn few_steps_and_impossible_times_prove_nothing() {
+        let mut watch = watch();
+        let few = |steps| ObservedHops { steps, ..look(90.0, PREDICTED).hops };
+        for (steps, predicted) in [(0, PREDICTED), (10, Millis(0.0)), (10, Millis(f64::NAN))] {
+            let look = Look { hops: few(steps), ..look(90.0, predicted) };
+            assert!((0..200).all(|second| watch.observe(SECOND * second, look).is_none()));
+        }
+        let nonsense = look(f64::NAN, PREDICTED);
+        assert!((0..200).all(|second| watch.observe(SECOND * second, nonsense).is_none()));
+        let rare = Look { hops: few(1), ..look(90.0, PREDICTED) };
+        assert!((0..15).all(|second| watch.observe(SECOND * second, rare).is_none()), "no window is full");
     }
 }

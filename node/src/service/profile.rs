@@ -82,6 +82,9 @@ fn spawn(command: &WorkerCommand, request: &v1::ProfileRequest) -> std::io::Resu
     if !request.device.is_empty() {
         process.arg("--device").arg(&request.device);
     }
+    if request.seconds > 0 {
+        process.arg("--seconds").arg(request.seconds.to_string());
+    }
     process.envs(command.env.iter().map(|(name, value)| (name, value)));
     process.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
     // Ctrl-C goes to the whole foreground group: the node alone decides when it stops.
@@ -195,7 +198,7 @@ mod tests {
     }
 
     fn request() -> v1::ProfileRequest {
-        v1::ProfileRequest { model: "m".into(), device: "CPU".into() }
+        v1::ProfileRequest { model: "m".into(), device: "CPU".into(), seconds: 3 }
     }
 
     async fn events(host: &ProfileHost) -> Vec<Result<Event, Status>> {
@@ -209,7 +212,7 @@ mod tests {
         let [Ok(Event::Progress(said)), Ok(Event::Profile(profile))] = events.as_slice() else {
             panic!("{events:?}")
         };
-        assert_eq!(said, "--json --model m --device CPU");
+        assert_eq!(said, "--json --model m --device CPU --seconds 3");
         assert!(ProfilesFile::from_json(profile).unwrap().profiles.is_empty());
     }
 

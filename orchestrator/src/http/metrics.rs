@@ -26,6 +26,7 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> Result<Response, Api
         open_requests: app.open_requests(),
         engine: engine.ok().flatten(),
         stages: app.observations.borrow().clone(),
+        hops: *app.hops.borrow(),
     };
     let text = app.metrics.render(snapshot);
     let text = text.map_err(|_| ApiError::Internal { reason: "the metrics cannot be written" })?;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use cluster::{ObservedSteps, StageObservation, StepBucket, hop_time};
+use cluster::{ForetoldHops, ObservedSteps, StageObservation, StepBucket, hop_time};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{
     DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeLabelSet, NoLabelSet,
@@ -22,6 +22,8 @@ pub(crate) struct Snapshot {
     pub(crate) engine: Option<v1::EngineStatusReply>,
     /// What the agent sees of the stages.
     pub(crate) stages: Vec<StageObservation>,
+    /// What the links foretell, where they are watched.
+    pub(crate) hops: Option<ForetoldHops>,
 }
 
 /// A metric that is told of, with a value for each of some labels.
@@ -172,7 +174,16 @@ impl Snapshot {
             .counters(encoder, vec![(NONE, master.round_trips.time.0 / 1e3)])?;
         let hops = hop_time(&self.stages).map(|time| (NONE, time.0 / 1e3));
         seconds("step_hops", "Mean time that a decode step spends between stages, the way back included")
-            .gauges(encoder, hops.into_iter().collect())
+            .gauges(encoder, hops.into_iter().collect())?;
+        self.encode_foretold(encoder)
+    }
+
+    fn encode_foretold(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let Some(ForetoldHops { observed, predicted }) = self.hops else { return Ok(()) };
+        seconds("step_hops_recent", "The same, of the decode steps last looked at")
+            .gauges(encoder, vec![(NONE, observed.0 / 1e3)])?;
+        seconds("step_hops_predicted", "What the links foretell for these, by their last measurement")
+            .gauges(encoder, vec![(NONE, predicted.0 / 1e3)])
     }
 }
 

@@ -1,7 +1,5 @@
 //! What the operating system says this process holds, now and at most.
 
-use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
-
 /// Bytes now, and the most ever. Where the system keeps no such record, the most is that of all looks so far.
 #[derive(Debug, Default)]
 pub(super) struct Resident {
@@ -29,11 +27,7 @@ fn recorded() -> Option<(u64, u64)> {
 }
 
 fn asked() -> u64 {
-    let Ok(pid) = sysinfo::get_current_pid() else { return 0 };
-    let mut system = System::new();
-    let only_memory = ProcessRefreshKind::nothing().with_memory().without_tasks();
-    system.refresh_processes_specifics(ProcessesToUpdate::Some(&[pid]), false, only_memory);
-    system.process(pid).map_or(0, sysinfo::Process::memory)
+    node::resident_memory(std::process::id()).map_or(0, |bytes| bytes.0)
 }
 
 #[cfg(test)]

@@ -33,6 +33,9 @@ const LONGEST_ADDRESS: usize = 255 + 6;
 /// Longest text of any other kind: a product's name, a version.
 const LONGEST_TEXT: usize = 256;
 
+/// Longest of a process's words: they may be a line of llama.cpp's log.
+const LONGEST_WORDS: usize = 2000;
+
 /// A name that no node can have.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
@@ -192,9 +195,9 @@ fn check_text(what: &'static str, text: String) -> Result<String, BadMessage> {
     Ok(text)
 }
 
-/// Text of a process for people: as [`check_text`] wants it, shortened where it is not.
-fn clean_text(text: &str, longest: usize) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(longest).collect()
+/// What a process said, for people: not endless, and without anything that moves a terminal's cursor.
+pub fn clean_text(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(LONGEST_WORDS).collect()
 }
 
 #[cfg(test)]
@@ -240,7 +243,8 @@ mod tests {
     #[test]
     fn a_profile_is_asked_for_by_names_alone() {
         let check = |model: &str, device: &str| {
-            check_profile_request(&v1::ProfileRequest { model: model.into(), device: device.into() })
+            let (model, device) = (model.into(), device.into());
+            check_profile_request(&v1::ProfileRequest { model, device, seconds: 1 })
         };
         assert!(check("SmolLM2", "").is_ok() && check("m", "CPU").is_ok());
         for (model, device) in [("", ""), ("-o", ""), ("m", "--output=x"), ("a\nb", ""), ("../a", "")] {

@@ -9,9 +9,6 @@ use crate::v1;
 
 const WHAT: &str = "a worker's event";
 
-/// A process's last words may be a line of llama.cpp's log.
-const LONGEST_WORDS: usize = 2000;
-
 /// News of a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WorkerNews {
@@ -46,11 +43,9 @@ impl WorkerNews {
         use v1::worker_event::Event;
         let missing = BadMessage::Missing { what: WHAT, field: "content" };
         Ok(match event.event.ok_or(missing)? {
-            Event::Preparing(v1::WorkerPreparing { work, done, total }) => Self::Preparing {
-                work: clean_text(&work, LONGEST_WORDS),
-                done: Bytes(done),
-                total: Bytes(total),
-            },
+            Event::Preparing(v1::WorkerPreparing { work, done, total }) => {
+                Self::Preparing { work: clean_text(&work), done: Bytes(done), total: Bytes(total) }
+            }
             Event::Listening(v1::WorkerListening { pid, port, threads }) => {
                 let bad = BadMessage::Number {
                     what: WHAT,
@@ -61,7 +56,7 @@ impl WorkerNews {
                 let port = u16::try_from(port).ok().and_then(NonZero::new).ok_or(bad)?;
                 Self::Listening { pid, port, threads }
             }
-            Event::Ended(v1::WorkerEnded { how }) => Self::Ended { how: clean_text(&how, LONGEST_WORDS) },
+            Event::Ended(v1::WorkerEnded { how }) => Self::Ended { how: clean_text(&how) },
         })
     }
 }
@@ -76,9 +71,7 @@ impl From<WorkerNews> for v1::WorkerEvent {
             WorkerNews::Listening { pid, port, threads } => {
                 Event::Listening(v1::WorkerListening { pid, port: port.get().into(), threads })
             }
-            WorkerNews::Ended { how } => {
-                Event::Ended(v1::WorkerEnded { how: clean_text(&how, LONGEST_WORDS) })
-            }
+            WorkerNews::Ended { how } => Event::Ended(v1::WorkerEnded { how: clean_text(&how) }),
         };
         Self { event: Some(event) }
     }
@@ -112,7 +105,7 @@ mod tests {
         let WorkerNews::Ended { how } = WorkerNews::check(WorkerNews::Ended { how }.into()).unwrap() else {
             panic!("other news");
         };
-        assert!(how.starts_with("said  [2Jx") && how.len() == LONGEST_WORDS, "{how}");
+        assert!(how.starts_with("said  [2Jx") && how.len() == super::super::LONGEST_WORDS, "{how}");
     }
 
     #[test]

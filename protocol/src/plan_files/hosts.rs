@@ -165,7 +165,7 @@ impl ClusterFile {
                 None => nodes.push(NodeEntry { name: device.node.0.clone(), devices: vec![entry] }),
             }
         }
-        let mbit = |quality: LinkQuality| quality.bandwidth.0 * 8.0 / 1e6;
+        let mbit = |quality: LinkQuality| quality.bandwidth.mbit();
         let measured = links.measured.iter().map(|link| LinkEntry {
             from: link.from.0.clone(),
             to: link.to.0.clone(),

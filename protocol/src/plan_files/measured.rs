@@ -173,6 +173,10 @@ pub struct MemoryCostsEntry {
     pub output_bytes: u64,
     /// What ggml's kernels take for themselves, for each row.
     pub work_row_bytes: u64,
+    /// All that a row takes, but for its mask, where the model's last block is alone.
+    pub last_row_bytes: u64,
+    /// A row on its way from one stage to the next, at each of the two ends.
+    pub frame_row_bytes: u64,
     /// A process with a stage, without anything that depends on its model.
     pub runtime_bytes: u64,
     /// The vocabulary, on the master.
@@ -201,6 +205,8 @@ impl From<MemoryCosts> for MemoryCostsEntry {
             head_row_bytes: costs.head_row.0,
             output_bytes: costs.output.0,
             work_row_bytes: costs.work_row.0,
+            last_row_bytes: costs.last_row.0,
+            frame_row_bytes: costs.frame_row.0,
             runtime_bytes: costs.runtime.0,
             vocabulary_bytes: costs.vocabulary.0,
         }
@@ -215,6 +221,8 @@ impl From<MemoryCostsEntry> for MemoryCosts {
             head_row: Bytes(entry.head_row_bytes),
             output: Bytes(entry.output_bytes),
             work_row: Bytes(entry.work_row_bytes),
+            last_row: Bytes(entry.last_row_bytes),
+            frame_row: Bytes(entry.frame_row_bytes),
             runtime: Bytes(entry.runtime_bytes),
             vocabulary: Bytes(entry.vocabulary_bytes),
         }

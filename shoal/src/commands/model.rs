@@ -24,11 +24,15 @@ pub(crate) struct ModelArg {
 }
 
 impl ModelArg {
+    /// As the user calls it.
+    pub(crate) fn name(&self) -> &str {
+        // clap has seen to it that one is given.
+        self.model.as_ref().or(self.positional.as_ref()).map_or("", String::as_str)
+    }
+
     /// Finds and opens it.
     pub(crate) fn open(&self, folders: &Folders) -> Result<ModelFile> {
-        // clap has seen to it that one is given.
-        let name = self.model.as_ref().or(self.positional.as_ref()).map_or("", String::as_str);
-        open(name, folders)
+        open(self.name(), folders)
     }
 }
 

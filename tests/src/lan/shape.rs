@@ -40,7 +40,7 @@ mod tests {
 
     #[test]
     fn headers_are_added_to_the_goodput() {
-        let rate = line_rate(LinkShape::E2LLM.goodput).0 * 8.0 / 1e6;
+        let rate = line_rate(LinkShape::E2LLM.goodput).mbit();
         assert!((rate - 961.9).abs() < 0.1, "{rate}");
     }
 }

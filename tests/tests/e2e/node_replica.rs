@@ -144,3 +144,43 @@ async fn nodes_that_cannot_serve_say_why() {
     assert!(code == 1 && log.contains("127.0.0.1:1"), "{log}");
     drop(pair.b);
 }
+
+#[tokio::test]
+async fn links_that_were_measured_before_are_believed_and_a_file_without_one_is_refused() {
+    let pair = Pair::start().await;
+    let file = pair.trust.folder().join("cluster.json");
+    let path = file.to_str().unwrap();
+    let link = |from, to| json!({ "from": from, "to": to, "mbit_per_s": 900.0, "one_way_ms": 40.0 });
+    let write = |links: &[serde_json::Value]| {
+        let cluster = json!({ "nodes": [], "links": { "measured": links } });
+        std::fs::write(&file, cluster.to_string()).unwrap();
+    };
+    let args = [&pair.args()[..], &["--json", "--links", path]].concat();
+
+    write(&[link("a", "b")]);
+    let mut server = Server::launch("SmolLM2", &args).unwrap();
+    assert_eq!(server.wait_exit(SOON).await.unwrap().code(), Some(1), "{}", server.log());
+    let said = server.log();
+    assert!(said.contains("the link from b to a") && said.contains("shoal links -o"), "{said}");
+    let local = Server::launch("SmolLM2", &["--links", path]).unwrap().wait_exit(SOON).await.unwrap();
+    assert_eq!(local.code(), Some(2), "stages of this host have no links");
+
+    write(&[link("a", "b"), link("b", "a")]);
+    let server = Server::start("SmolLM2", &args).await.unwrap();
+    let mut story = greedy("Tell a story.", 400);
+    story["ignore_eos"] = true.into();
+    let story = EventStream::open(&server, "/v1/chat/completions", story).await.unwrap();
+    let foretold = eventually("a prediction", SOON, async || {
+        let text = server.client().get(server.url("/metrics")).send().await.ok()?.text().await.ok()?;
+        let line = text.lines().find_map(|line| line.strip_prefix("shoal_step_hops_predicted_seconds "))?;
+        line.parse::<f64>().ok()
+    });
+    let foretold = foretold.await.unwrap();
+    assert!((0.08..0.081).contains(&foretold), "{foretold}");
+    drop(story);
+    assert!(
+        !server.log().contains(r#""event":"links""#),
+        "they are not measured at the start: {}",
+        server.log()
+    );
+}

@@ -6,8 +6,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use serde_json::Value;
+use tests::models::{SMOLLM2, model_path};
 use tests::node::{Node, Trust, links};
 use tests::process::shoal_binary;
+use tests::server::{READY_DEADLINE, Server};
 
 fn shoal() -> Command {
     Command::new(shoal_binary().unwrap())
@@ -86,6 +88,46 @@ async fn case_8_garbage_and_strangers_at_a_nodes_port_change_nothing() {
     let refused = a.log().lines().filter(|line| line.contains("refused a connection")).count();
     assert!((1..=10).contains(&refused), "{}", a.log());
     assert!(a.interrupt(Duration::from_secs(10)).await.unwrap().success());
+}
+
+#[tokio::test]
+async fn a_node_profiles_a_model_under_its_own_name_and_others_stand_for_it() {
+    let trust = Trust::found().unwrap();
+    let (me, cache) = (trust.issue("me").unwrap(), trust.folder().join("cache"));
+    let models = model_path(SMOLLM2).unwrap();
+    let folders =
+        ["--cache-dir", cache.to_str().unwrap(), "--models-dir", models.parent().unwrap().to_str().unwrap()];
+    let node = Node::start(&trust.issue("a").unwrap(), &folders).await.unwrap();
+    let profile = |model: &str| {
+        let mut command = shoal();
+        command.args(["profile", "--json", "--seconds", "1", "--node", &node.address(), "-m", model]);
+        command.arg("--identity").arg(&me).output().unwrap()
+    };
+    let measured = profile("glassllm");
+    let said = String::from_utf8_lossy(&measured.stderr);
+    assert!(measured.status.success(), "{said}");
+    let profiles: Value = serde_json::from_slice(&measured.stdout).unwrap();
+    assert_eq!(profiles["profiles"][0]["device"], "a/cpu");
+    assert!(said.contains("a: "), "no progress: {said}");
+    let refused = profile("no-such-model");
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && said.contains("no-such-model"), "{said}");
+
+    let device = trust.folder().join("device.json");
+    std::fs::write(&device, &measured.stdout).unwrap();
+    let emulate = ["--emulate", device.to_str().unwrap(), "--time-scale", "0.5"];
+    let b = Node::start(&trust.issue("b").unwrap(), &emulate).await.unwrap();
+    let c = Node::start(&trust.issue("c").unwrap(), &emulate).await.unwrap();
+    let nodes = format!("{},{}", b.address(), c.address());
+    let args = ["--slots", "1", "--ctx", "128", "--identity", me.to_str().unwrap(), "--node", &nodes];
+    let server = Server::start("glassllm", &args).await.unwrap();
+    let body = serde_json::json!({ "prompt": "hello", "max_tokens": 8, "ignore_eos": true });
+    let (status, answer) = server.post("/v1/completions", &body).await.unwrap();
+    assert!(status.is_success() && answer["usage"]["completion_tokens"] == 8, "{answer}");
+    let other = ["--slots", "1", "--identity", me.to_str().unwrap(), "--node", &nodes];
+    let mut refused = Server::launch("SmolLM2", &other).unwrap();
+    assert!(!refused.wait_exit(READY_DEADLINE).await.unwrap().success());
+    assert!(refused.log().contains("it emulates a device with model"), "{}", refused.log());
 }
 
 #[tokio::test]

@@ -10,3 +10,4 @@ mod limits;
 mod links;
 mod surveys;
 mod traffic;
+mod watched;

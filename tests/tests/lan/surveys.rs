@@ -26,7 +26,7 @@ async fn node_on(host: &Host, identity: &Path) -> Node {
 }
 
 /// A cluster on some hosts, and the arguments that name its nodes as seen from the hosts.
-async fn cluster_on(hosts: &[&Host]) -> (Trust, Vec<Node>, String) {
+pub(crate) async fn cluster_on(hosts: &[&Host]) -> (Trust, Vec<Node>, String) {
     let trust = Trust::found().unwrap();
     let mut nodes = Vec::new();
     for host in hosts {

@@ -98,6 +98,44 @@ fn slices_on_gpu_and_cpu_give_the_tokens_of_the_whole_model_on_the_same_devices(
     }
 }
 
+#[test]
+#[ignore = "needs a build with Vulkan and a GPU or lavapipe: run scripts/test-vulkan.sh"]
+fn gpu_and_cpu_are_profiled_each_by_itself() {
+    let gpu = gpu();
+    let cache = tempfile::tempdir().unwrap();
+    let output = Command::new(shoal_binary().unwrap())
+        .arg("--cache-dir")
+        .arg(cache.path())
+        .args([
+            "profile",
+            "--device",
+            &format!("{},cpu", gpu.name),
+            "--ctx",
+            "256",
+            "--seconds",
+            "10",
+            "--json",
+        ])
+        .arg(model_path(SMOLLM2).unwrap())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    let profiles: Value =
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {said}"));
+    let profile = &profiles["profiles"][0];
+    assert_eq!(profile["measured"]["failures"], json!([]), "{profile:#}");
+    for (processor, name) in [("gpu", gpu.name.as_str()), ("cpu", "CPU")] {
+        let decode = &profile[processor]["blocks"][0]["decode"]["ms"];
+        println!("a step of one block on {name}: {} ms", decode[0]);
+        assert!(decode[0].as_f64().is_some_and(|ms| ms > 0.0), "{processor}: {profile:#}");
+        let measurements = profile["measured"]["measurements"].as_array().unwrap();
+        assert!(
+            measurements.iter().any(|measurement| measurement["processor"] == name),
+            "{name}: {profile:#}"
+        );
+    }
+}
+
 /// A greedy completion by a server whose stages are as `args` say.
 async fn completion(args: &[&str]) -> String {
     // Chunks of fewer than 32 rows, for the reason that `shoal slice verify` has them. A warm-up takes long on lavapipe.

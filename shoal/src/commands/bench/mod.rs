@@ -2,6 +2,8 @@
 
 mod emulation;
 mod idle_gap;
+mod memory;
+mod parts;
 mod planner;
 mod profile_accuracy;
 mod serve;
@@ -17,6 +19,8 @@ use crate::cli::Globals;
 pub(crate) enum BenchCommand {
     /// Put load on an OpenAI-compatible server, and measure what its clients see.
     Serve(Box<serve::ServeArgs>),
+    /// Compare what stages are estimated to hold with what their processes do.
+    Memory(memory::MemoryArgs),
     /// Compare what a profile foretells of a whole model with what it takes.
     ProfileAccuracy(profile_accuracy::ProfileAccuracyArgs),
     /// Compare the speed of a chain of slices with that of the whole model.
@@ -33,6 +37,7 @@ pub(crate) enum BenchCommand {
 pub(crate) fn run(command: BenchCommand, globals: &Globals) -> Result<()> {
     match command {
         BenchCommand::Serve(args) => serve::run(&args, globals),
+        BenchCommand::Memory(args) => memory::run(&args, globals),
         BenchCommand::ProfileAccuracy(args) => profile_accuracy::run(&args, globals),
         BenchCommand::Slices(args) => slices::run(&args, globals),
         BenchCommand::IdleGap(args) => idle_gap::run(&args, globals),

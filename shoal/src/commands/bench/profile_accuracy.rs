@@ -7,12 +7,12 @@ use clap::Args;
 use cluster::Bytes;
 use comfy_table::{Table, presets};
 use node::default_threads;
-use profiler::{ACCURACY_BUDGET, Accuracy, AccuracyRequest, Reduction, Settings};
+use profiler::Accuracy;
 use serde::Serialize;
 
+use super::parts::{Parts, Terms};
 use crate::cli::Globals;
 use crate::commands::model;
-use crate::commands::profile::{Ground, features, files, slices_budget, worker_command};
 use crate::interrupt::Interrupt;
 use crate::output;
 use crate::progress::ProgressView;
@@ -52,33 +52,18 @@ struct Report {
 
 /// Measures and prints.
 pub(crate) fn run(args: &ProfileAccuracyArgs, globals: &Globals) -> Result<()> {
-    let folders = model::folders(globals)?;
-    let file = args.model.open(&folders)?;
     let interrupt = Interrupt::listen()?;
-    let reduction = Reduction::of(file.shape(), slices_budget(&file))?;
-    let ground = Ground { file: &file, folders: &folders, interrupt: &interrupt, reduction: &reduction };
-    let slices = ground.cut()?;
-    let settings = Settings {
-        threads: args.threads.unwrap_or_else(|| default_threads(1)),
-        n_ctx: CONTEXT,
-        reserve: Bytes::ZERO,
-        budget: args.seconds.map_or(ACCURACY_BUDGET, |seconds| Duration::from_secs(seconds.into())),
-        features: features(),
-    };
-    let request = AccuracyRequest {
-        model: &file,
-        reduction: &reduction,
-        files: &files(&reduction, &slices),
-        command: &worker_command(globals)?,
-        settings: &settings,
-    };
+    let threads = args.threads.unwrap_or_else(|| default_threads(1));
+    let budget = args.seconds.map(|seconds| Duration::from_secs(seconds.into()));
+    let terms = Terms { threads, n_ctx: CONTEXT, budget };
+    let parts = Parts::cut(&args.model, &terms, globals, &interrupt)?;
     let mut view = ProgressView::new();
-    let accuracy = profiler::accuracy(&request, &mut |step| {
+    let accuracy = profiler::accuracy(&parts.request(), &mut |step| {
         view.show_share(&step.what, step.done, step.total);
         interrupt.check()
     })?;
     view.finish();
-    let report = Report { model: file.name(), threads: settings.threads, accuracy };
+    let report = Report { model: parts.file.name(), threads, accuracy };
     if args.json {
         output::print_json(&report)?
     } else {
@@ -93,7 +78,7 @@ fn table(report: &Report) -> String {
     table.set_header(["call", "rows", "depth", "predicted", "measured", "error"]);
     for point in &report.accuracy.points {
         table.add_row([
-            point.phase.to_owned(),
+            point.phase.to_string(),
             point.rows.to_string(),
             point.depth.to_string(),
             format!("{:.2} ms", point.predicted_ms),

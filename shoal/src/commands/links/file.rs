@@ -56,7 +56,7 @@ fn update(mut file: ClusterFile, nodes: &[&NodeFacts], links: &[LinkOutcome]) ->
             file.links.measured.push(LinkEntry {
                 from: from.0.clone(),
                 to: to.0.clone(),
-                mbit_per_s: settled.quality.bandwidth.0 * 8.0 / 1e6,
+                mbit_per_s: settled.quality.bandwidth.mbit(),
                 one_way_ms: settled.quality.one_way_latency.0,
             });
         }

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use futures::future::join_all;
 use node::NodeClient;
-use node::links::{LinkOutcome, SurveyProgress, survey};
+use node::links::{LinkOutcome, Scope, SurveyProgress, survey};
 use protocol::node::{Address, MAX_N_EMBD};
 
 use super::nodes::{IdentityArg, connect, node_address};
@@ -81,7 +81,7 @@ async fn measure(args: &LinksArgs) -> Result<()> {
         let what = what.get(progress.pass).copied().unwrap_or("measuring the links");
         view.show_share(what, progress.done as u64, progress.total as u64);
     };
-    let links = survey(&nodes, args.n_embd, &mut show).await;
+    let links = survey(&nodes, Scope::All, args.n_embd, &mut show).await;
     view.finish();
     let found = Found { nodes, missing, links, n_embd: args.n_embd };
     if let (Some(path), Some(known)) = (&args.output, known) {

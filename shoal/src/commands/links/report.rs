@@ -41,7 +41,7 @@ fn cell(found: &Found, from: &str, to: &str) -> String {
 }
 
 fn mbit(link: &SettledLink) -> f64 {
-    link.quality.bandwidth.0 * 8.0 / 1e6
+    link.quality.bandwidth.mbit()
 }
 
 #[derive(Serialize)]

@@ -1,26 +1,27 @@
 //! `shoal profile`: what this host's processors can do for a model.
 
+mod remote;
 mod table;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
 use cluster::{Bytes, ModelHash};
-use node::agent::WorkerCommand;
 use node::{DEFAULT_CONTEXT, Folders, ModelFile, default_threads, model_hash};
 use profiler::{Files, Host, Key, ProfileError, ProfileStore, Reduction, Request, Settings, Step};
-use protocol::node::DeviceFacts;
+use protocol::node::{Address, DeviceFacts};
 use protocol::plan_files::ProfilesFile;
 use serde::Serialize;
 
 use crate::cli::Globals;
 use crate::commands::model::{self, BorrowedSlices};
 use crate::commands::node::ask_for_devices;
+use crate::commands::nodes::node_address;
 use crate::interrupt::Interrupt;
-use crate::logging;
 use crate::output;
+use crate::programs::this_program;
 use crate::progress::ProgressView;
 
 /// Share of a model's weights that the slices may have: what more of them would tell is little.
@@ -36,6 +37,7 @@ Examples:
   shoal profile -m SmolLM2                      every processor of this host, as a table
   shoal profile -m SmolLM2 -o desk.json         the profile as a file, for `shoal plan --profiles`
   shoal profile -m big.gguf --device cpu --reserve 4GiB --json
+  shoal profile -m SmolLM2 --identity me.json --node desk -o desk.json    measured by a node
 
 Only a few blocks of the model are loaded. A profile is kept and printed again until something that it depends on changes; one that
 was interrupted goes on where it stopped.")]
@@ -66,6 +68,13 @@ pub(crate) struct ProfileArgs {
     /// Seconds for each processor, roughly: what must be measured is, even if it takes longer.
     #[arg(long, value_name = "N", default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     seconds: u32,
+    /// Let the node at this address measure, on its own processors, its own copy of the model.
+    #[arg(long, value_name = "ADDRESS", value_parser = node_address, requires = "identity",
+          conflicts_with_all = ["fresh", "threads", "reserve", "ctx"])]
+    node: Option<Address>,
+    /// File with this member's identity, from `shoal identity issue`, to direct a node.
+    #[arg(long, env = "SHOAL_IDENTITY", value_name = "FILE")]
+    identity: Option<PathBuf>,
     /// Say how far it is as lines of JSON on stderr, for programs.
     #[arg(long, hide = true)]
     progress_json: bool,
@@ -73,10 +82,13 @@ pub(crate) struct ProfileArgs {
 
 /// Measures and prints.
 pub(crate) fn run(args: &ProfileArgs, globals: &Globals) -> Result<()> {
+    if let Some(profiles) = remote::measure(args)? {
+        return args.print(&profiles, None);
+    }
     let folders = model::folders(globals)?;
     let file = args.model.open(&folders)?;
     let interrupt = Interrupt::listen()?;
-    let command = worker_command(globals)?;
+    let command = this_program(globals, "profile-worker")?;
     let host = Host::here(ask_for_devices()?);
     let processors = profiler::choose_processors(&host, &args.device)?;
     let mut view = View::new(args.progress_json);
@@ -114,7 +126,7 @@ pub(crate) fn run(args: &ProfileArgs, globals: &Globals) -> Result<()> {
         }
     };
     view.bar.finish();
-    args.print(&profiles, &store)
+    args.print(&profiles, Some(store.path()))
 }
 
 impl ProfileArgs {
@@ -130,7 +142,7 @@ impl ProfileArgs {
         }
     }
 
-    fn print(&self, profiles: &ProfilesFile, store: &ProfileStore) -> Result<()> {
+    fn print(&self, profiles: &ProfilesFile, kept: Option<&Path>) -> Result<()> {
         if let Some(path) = &self.output {
             let text = serde_json::to_string_pretty(profiles)?;
             std::fs::write(path, text + "\n").with_context(|| format!("writing {}", path.display()))?;
@@ -139,7 +151,9 @@ impl ProfileArgs {
             output::print_json(profiles)?;
         } else {
             output::print(&table::text(profiles)?)?;
-            output::print(&format!("kept in {}", store.path().display()))?;
+            if let Some(kept) = kept {
+                output::print(&format!("kept in {}", kept.display()))?;
+            }
         }
         Ok(())
     }
@@ -174,18 +188,6 @@ pub(crate) fn files(reduction: &Reduction, slices: &BorrowedSlices) -> Files {
         slices: reduction.ranges().into_iter().zip(paths).collect(),
         embedding: stored.embedding.path.clone(),
     }
-}
-
-/// This program again, as a measuring process.
-pub(crate) fn worker_command(globals: &Globals) -> Result<WorkerCommand> {
-    let program =
-        std::env::current_exe().context("finding this program, to start measuring processes from it")?;
-    let filter = logging::filter(globals.verbose);
-    Ok(WorkerCommand {
-        program,
-        args: vec!["profile-worker".into()],
-        env: vec![(logging::FILTER_VARIABLE.into(), filter.into())],
-    })
 }
 
 /// What llama.cpp was built with.

@@ -1,5 +1,6 @@
 //! `shoal serve`: a replica of stage processes on this host or on nodes, and the API over it.
 
+mod links;
 mod profiles;
 mod report;
 mod session;
@@ -26,7 +27,7 @@ Examples:
   shoal serve -m SmolLM2 --stages 3              three processes that share the layers
   shoal serve -m SmolLM2 --cuts 8,20 --slots 8   blocks 0-7, 8-19 and the rest; 8 requests at once
   shoal serve -m SmolLM2 --gpu-layers 30         one process, with 30 blocks on the GPU
-  shoal serve -m SmolLM2 --json                  a JSON object per event: starting, ready, down
+  shoal serve -m SmolLM2 --json                  a JSON object per event: starting, ready, down, links
   shoal serve -m SmolLM2 --identity me.json --node desk --node mac    one stage on each of two nodes
 
 Ctrl-C stops everything within seconds; pressed twice, at once.")]
@@ -53,6 +54,11 @@ pub(crate) struct ServeArgs {
     /// File with this member's identity, from `shoal identity issue`, to direct nodes.
     #[arg(long, env = "SHOAL_IDENTITY", value_name = "FILE")]
     identity: Option<PathBuf>,
+    /// What the links between the nodes can do, as `shoal links -o` writes it [default: the nodes measure at the start].
+    ///
+    /// Either way they are measured again when answers take another time between the stages than the links explain.
+    #[arg(long, env = "SHOAL_LINKS", value_name = "FILE", requires = "nodes")]
+    links: Option<PathBuf>,
     /// Requests that generate at once; each takes memory for a context of its own.
     #[arg(long, env = "SHOAL_SLOTS", value_name = "N", default_value_t = 4,
           value_parser = clap::value_parser!(u32).range(1..=256))]
@@ -105,6 +111,15 @@ enum EncodingArg {
     F16,
 }
 
+impl From<EncodingArg> for RowEncoding {
+    fn from(encoding: EncodingArg) -> Self {
+        match encoding {
+            EncodingArg::F32 => Self::F32,
+            EncodingArg::F16 => Self::F16,
+        }
+    }
+}
+
 /// A stage without a node, or a node without a stage.
 #[derive(Debug, thiserror::Error)]
 #[error("--cuts makes {stages} stages and --node was given {nodes} times: each stage needs a node")]
@@ -154,10 +169,7 @@ impl ServeArgs {
             threads: self.threads,
             micro_batches: self.micro_batches.unwrap_or(stages),
             queue_limit: self.queue,
-            encoding: match self.encoding {
-                EncodingArg::F32 => RowEncoding::F32,
-                EncodingArg::F16 => RowEncoding::F16,
-            },
+            encoding: self.encoding.into(),
         }
     }
 }

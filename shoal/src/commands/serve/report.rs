@@ -6,8 +6,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use cluster::{Bytes, LayerRange, ReplicaState, StageMemory, StageReport};
 use comfy_table::{CellAlignment, Table, presets};
 use node::ReplicaPlan;
+use node::links::RingNews;
 use serde::Serialize;
 
+use super::links;
 use crate::output;
 
 /// What does not change during a run.
@@ -68,6 +70,7 @@ enum Event<'a> {
     Down {
         reason: &'a str,
     },
+    Links(links::Survey),
 }
 
 /// A stage in the table. Sizes in bytes.
@@ -163,6 +166,14 @@ impl<'a> Reporter<'a> {
             (ReplicaState::Ready { .. }, Serves::NotYet | Serves::NoLonger) => self.ready(reports),
             (ReplicaState::Down { reason }, Serves::Now) => self.down(reason),
             _ => Ok(()),
+        }
+    }
+
+    /// The links between the stages were measured.
+    pub(super) fn links(&self, news: &RingNews) -> io::Result<()> {
+        match self.audience {
+            Audience::Programs => output::print_json_line(&Event::Links(news.into())),
+            Audience::People => links::in_words(news).map_or(Ok(()), |words| output::note(&words)),
         }
     }
 

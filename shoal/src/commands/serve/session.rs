@@ -5,19 +5,21 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use cluster::{DeviceProfile, ReplicaState, StageObservation};
+use cluster::{DeviceProfile, ForetoldHops, ReplicaState, StageObservation};
 use futures::future::try_join_all;
 use node::agent::{Agent, Outlook, RemoteReplica, ReplicaConfig};
-use node::{Folders, NodeClient, Observer, ReplicaPlan};
+use node::links::{Ring, RingNodes, RingOutlook, RingWatcher};
+use node::{Folders, NodeClient, Observer, ReplicaPlan, ReplicaRequest};
 use orchestrator::{Limits, OrchestratorConfig};
 use protocol::tls::{ClusterCa, TlsIdentity};
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::ServeArgs;
-use super::profiles;
 use super::report::{Audience, Facts, Reporter};
+use super::{links, profiles};
 use crate::cli::Globals;
 use crate::commands::nodes::{connect, read_identity};
 use crate::commands::{model, stage_worker};
@@ -33,24 +35,27 @@ pub(super) async fn serve(args: &ServeArgs, globals: &Globals) -> Result<()> {
     let listener = bind(&args.listen).await?;
     let address = listener.local_addr().context("asking for the address of the API")?;
     let folders = model::folders(globals)?;
-    let plan = ReplicaPlan::new(model::open(&args.model, &folders)?, &args.request())?;
-    let profiles = args
-        .profiles
-        .as_deref()
-        .map_or(Ok(Vec::new()), |path| profiles::read(path, plan.model(), &folders))?;
+    let model = model::open(&args.model, &folders)?;
+    let profiles =
+        args.profiles.as_deref().map_or(Ok(Vec::new()), |path| profiles::read(path, &model, &folders))?;
+    let memory_costs = profiles.iter().find_map(|profile| profile.memory);
+    let plan = ReplicaPlan::new(model, &ReplicaRequest { memory_costs, ..args.request() })?;
     let facts = Facts::new(args.model_name.clone(), address, &plan);
     let hosts = Hosts::find(args).await?;
+    let ring = links::ring(args, hosts.nodes(), &plan, &profiles)?;
     let waiting_for = "slices to be cut".to_owned();
     let (state, seen) = watch::channel(ReplicaState::Loading { progress: 0.0, waiting_for });
     let (observations, observed) = watch::channel(Vec::new());
+    let (hops, foretold) = watch::channel(None);
 
     let stop = CancellationToken::new();
-    let seen = Seen { state: seen, observations: observed };
+    let seen = Seen { state: seen, observations: observed, hops: foretold };
     let config = orchestrator_config(args, &facts, &plan, hosts.tls()?, seen)?;
     let mut http = tokio::spawn(orchestrator::serve(listener, config, stop.clone()));
     let mut replica = Replica { args, globals, folders, hosts, profiles, stop: stop.clone(), agent: None };
+    let links = ring.map(|ring| (ring, hops));
     let outcome = tokio::select! {
-        outcome = replica.run(plan, Outlook { state, observations }, &facts) => outcome,
+        outcome = replica.run(plan, links, Outlook { state, observations }, &facts) => outcome,
         ended = &mut http => match ended {
             Ok(Ok(())) => Err(anyhow!("the HTTP server ended by itself")),
             Ok(Err(e)) => Err(e.into()),
@@ -71,6 +76,12 @@ pub(super) async fn serve(args: &ServeArgs, globals: &Globals) -> Result<()> {
     outcome
 }
 
+/// Surveys that may wait to be told; there is one in minutes.
+const LINK_NEWS: usize = 4;
+
+/// Links that are to be watched, and where to tell of them.
+type WatchedLinks = (Ring, watch::Sender<Option<ForetoldHops>>);
+
 /// Where the stages run.
 enum Hosts {
     /// All on this one, in a cluster of their own that exists as long as they do.
@@ -89,6 +100,22 @@ impl Hosts {
         let nodes = args.nodes.iter().map(|address| connect(address, &identity));
         let nodes = try_join_all(nodes).await.context("connecting to the nodes")?;
         Ok(Self::Nodes { identity: identity.tls, nodes })
+    }
+
+    fn nodes(&self) -> &[NodeClient] {
+        match self {
+            Self::This(_) => &[],
+            Self::Nodes { nodes, .. } => nodes,
+        }
+    }
+
+    fn ring_nodes(&self) -> Option<RingNodes> {
+        match self {
+            Self::This(_) => None,
+            Self::Nodes { identity, nodes } => {
+                Some(RingNodes { clients: nodes.clone(), identity: identity.clone() })
+            }
+        }
     }
 
     fn tls(&self) -> Result<TlsIdentity> {
@@ -114,7 +141,13 @@ struct Replica<'a> {
 
 impl Replica<'_> {
     /// Cuts, starts, and reports; ends only with an error.
-    async fn run(&mut self, plan: ReplicaPlan, outlook: Outlook, facts: &Facts) -> Result<()> {
+    async fn run(
+        &mut self,
+        plan: ReplicaPlan,
+        links: Option<WatchedLinks>,
+        outlook: Outlook,
+        facts: &Facts,
+    ) -> Result<()> {
         let settings = self.args.settings(plan.stages().len() as u32);
         let audience = if self.args.json { Audience::Programs } else { Audience::People };
         let mut reporter = Reporter::new(facts, audience);
@@ -142,6 +175,13 @@ impl Replica<'_> {
                 Agent::start_on_nodes(replica, outlook)
             }
         };
+        let (news, mut of_links) = mpsc::channel(LINK_NEWS);
+        // While the stages load, so that it is known by the time they serve.
+        let _watching = links.zip(self.hosts.ring_nodes()).map(|((ring, hops), nodes)| {
+            let outlook = RingOutlook { hops, news };
+            let watcher = RingWatcher::new(nodes, ring, started.observations(), outlook);
+            AbortOnDropHandle::new(tokio::spawn(watcher.run()))
+        });
         let agent = self.agent.insert(started);
         show_loading(agent).await?;
         let (mut state, reports) = (agent.state(), agent.reports());
@@ -149,7 +189,11 @@ impl Replica<'_> {
             let now = state.borrow_and_update().clone();
             let reports = reports.borrow().clone();
             reporter.changed(&now, &reports)?;
-            state.changed().await.context("the agent ended by itself")?;
+            tokio::select! {
+                changed = state.changed() => changed.context("the agent ended by itself")?,
+                // Without a watcher there is none.
+                Some(news) = of_links.recv() => reporter.links(&news)?,
+            }
         }
     }
 
@@ -195,6 +239,7 @@ async fn show_loading(agent: &Agent) -> Result<()> {
 struct Seen {
     state: watch::Receiver<ReplicaState>,
     observations: watch::Receiver<Vec<StageObservation>>,
+    hops: watch::Receiver<Option<ForetoldHops>>,
 }
 
 fn orchestrator_config(
@@ -218,6 +263,7 @@ fn orchestrator_config(
         chat_template: chat_template.transpose()?,
         replica: seen.state,
         observations: seen.observations,
+        hops: seen.hops,
         tls,
         n_ctx: plan.load().n_ctx,
         limits,
