@@ -127,26 +127,33 @@ impl Reader<'_> {
         }
     }
 
-    /// The memory of a stage's process, by the formula that the agent checks with before it loads. A stage is taken to have
-    /// as many cells in its caches as the whole model's largest, which only its mask depends on.
+    /// The memory of a stage's process, by the formula that the agent checks with before it loads: the most that any stage of
+    /// its kind takes, wherever it begins and ends.
     fn process(&self, costs: &MemoryCosts, unified: bool) -> ProcessMemory {
         let (model, workload) = (&self.problem.model, &self.problem.workload);
         let n_ubatch = match self.settings.kv_layout {
             KvLayout::PerSlot { n_ubatch } | KvLayout::Unified { n_ubatch } => n_ubatch,
         };
-        let memory = |end: u32, slots: u32| {
-            let layers = LayerRange::new(0, end.max(1)).ok()?;
+        let memory = |layers: LayerRange, slots: u32| {
             // All blocks on a GPU: what is asked for is what a stage takes besides them.
-            let stage = StageLoad { layers, weights: Bytes::ZERO, gpu_layers: end };
+            let stage = StageLoad { layers, weights: Bytes::ZERO, gpu_layers: layers.len() };
             let load = Load { slots, n_ctx: workload.slot_context, n_ubatch };
-            Some(stage_memory(model, &stage, load, costs))
+            let memory = stage_memory(model, &stage, load, costs);
+            (memory.compute.0 as f64, memory.runtime.0 as f64)
         };
-        // The master has the last block. Of a model with one block it is the only stage.
-        let of = |end: u32| -> (Vec<f64>, Vec<f64>) {
-            let all = (0..=workload.max_slots).map(|slots| memory(end, slots.max(1)));
-            all.map(|memory| memory.map_or((0.0, 0.0), |m| (m.compute.0 as f64, m.runtime.0 as f64))).unzip()
+        let most = |ranges: &[(u32, u32)]| -> (Vec<f64>, Vec<f64>) {
+            let ranges: Vec<LayerRange> =
+                ranges.iter().filter_map(|&(start, end)| LayerRange::new(start, end).ok()).collect();
+            let of = |slots: u32| {
+                let all = ranges.iter().map(|&layers| memory(layers, slots.max(1)));
+                all.fold((0.0, 0.0), |a: (f64, f64), b| (a.0.max(b.0), a.1.max(b.1)))
+            };
+            (0..=workload.max_slots).map(of).unzip()
         };
-        let (master, other) = (of(model.n_layer()), of(model.n_layer().saturating_sub(1)));
+        // Whole, with a stage before it, or with the last block alone; and the first stage, or one between two others.
+        let n = model.n_layer();
+        let master = most(&[(0, n), (1, n), (n.saturating_sub(1), n)]);
+        let other = most(&[(0, n.saturating_sub(1)), (1, n.saturating_sub(1))]);
         ProcessMemory { compute: [master.0, other.0], runtime: [master.1, other.1], unified }
     }
 
