@@ -357,7 +357,11 @@ impl<'a> Run<'a, '_> {
         self.check_room(&ground, slices, available)?;
         let whole: Bytes = model.gguf().tensors().iter().map(|tensor| Bytes(tensor.bytes)).sum();
         let little = Bytes(whole.0 / 10 * 11).min(slices + BESIDE_SLICES);
-        ground.limit = little.max(slices + BESIDE_SLICES_AT_LEAST).min(available);
+        // A GPU's memory is there to be used; only what processes hold of the host's is kept small.
+        ground.limit = match self.facts.kind {
+            DeviceKind::Cpu => little.max(slices + BESIDE_SLICES_AT_LEAST).min(available),
+            DeviceKind::Gpu | DeviceKind::IntegratedGpu => available,
+        };
         Ok(ground)
     }
 
