@@ -2,10 +2,15 @@
 
 use std::net::IpAddr;
 use std::process::Stdio;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use tests::lan::{HostSpec, Lan};
 
 use crate::traffic::{connect, silent, talk};
+
+/// A process joins its host within milliseconds; on a busy machine, seconds.
+const DEADLINE: Duration = Duration::from_secs(20);
 
 #[test]
 fn two_hosts_talk_over_ipv4_and_ipv6() {
@@ -67,7 +72,11 @@ fn a_command_runs_in_its_host_as_one_process() {
     assert!(shown.contains(&a.address().to_string()) && shown.contains(&a.address6().to_string()), "{shown}");
 
     let mut child = a.command("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap();
-    // Under one id the shell becomes nsenter, and that becomes the command; it belongs to the host throughout.
+    // Under one id a shell joins the host, becomes nsenter, and that becomes the command.
+    let started = Instant::now();
+    while a.processes().unwrap().is_empty() && started.elapsed() < DEADLINE {
+        thread::sleep(Duration::from_millis(1));
+    }
     assert_eq!(a.processes().unwrap(), [child.id()]);
     drop(lan);
     let status = child.wait().unwrap();

@@ -123,7 +123,11 @@ fn gpu_and_cpu_are_profiled_each_by_itself() {
     let profiles: Value =
         serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {said}"));
     let profile = &profiles["profiles"][0];
-    assert_eq!(profile["measured"]["failures"], json!([]), "{profile:#}");
+    // What a limit of memory leaves out is no failure of a device.
+    let is_failure = |failure: &&Value| !failure["reason"].as_str().unwrap().starts_with("left out");
+    let failed: Vec<&Value> =
+        profile["measured"]["failures"].as_array().unwrap().iter().filter(is_failure).collect();
+    assert!(failed.is_empty(), "{failed:?}");
     for (processor, name) in [("gpu", gpu.name.as_str()), ("cpu", "CPU")] {
         let decode = &profile[processor]["blocks"][0]["decode"]["ms"];
         println!("a step of one block on {name}: {} ms", decode[0]);
