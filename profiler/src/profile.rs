@@ -205,6 +205,7 @@ impl<'a> Run<'a, '_> {
         match memory::measure(self.request.command, &ground) {
             Ok(measured) => {
                 ground.costs = measured.costs;
+                ground.limit = self.limit(&ground);
                 (kv, peak) = (measured.kv, measured.peak);
                 tracing::debug!(costs = ?ground.costs, peak, "weighed");
             }
@@ -355,14 +356,21 @@ impl<'a> Run<'a, '_> {
         let available = self.available();
         let slices: Bytes = reduction.slices.iter().map(|range| ground.file_bytes(*range)).sum();
         self.check_room(&ground, slices, available)?;
+        ground.limit = self.limit(&ground);
+        Ok(ground)
+    }
+
+    /// What a measuring process may hold. A GPU's memory is there to be used; what processes hold of the host's is kept small, but
+    /// for what they take by themselves, which drivers of GPUs make much of.
+    fn limit(&self, ground: &Ground<'_>) -> Bytes {
+        if self.facts.kind != DeviceKind::Cpu {
+            return self.available();
+        }
+        let Request { model, reduction, .. } = self.request;
+        let slices: Bytes = reduction.slices.iter().map(|range| ground.file_bytes(*range)).sum();
         let whole: Bytes = model.gguf().tensors().iter().map(|tensor| Bytes(tensor.bytes)).sum();
         let little = Bytes(whole.0 / 10 * 11).min(slices + BESIDE_SLICES);
-        // A GPU's memory is there to be used; only what processes hold of the host's is kept small.
-        ground.limit = match self.facts.kind {
-            DeviceKind::Cpu => little.max(slices + BESIDE_SLICES_AT_LEAST).min(available),
-            DeviceKind::Gpu | DeviceKind::IntegratedGpu => available,
-        };
-        Ok(ground)
+        little.max(slices + ground.costs.runtime + BESIDE_SLICES_AT_LEAST).min(self.available())
     }
 
     fn available(&self) -> Bytes {
