@@ -127,10 +127,9 @@ impl Ground<'_> {
             needed: self.needed(&self.decoding(smallest, depth, *rows)),
             limit: self.limit,
         };
-        let left_out: Vec<LeftOut> = left.iter().map(left_out).collect();
-        match sessions.last_mut() {
-            Some(last) => last.left_out = left_out,
-            None => sessions.push(Planned { left_out, ..self.decode_session(&[], depth, &[], 0.0) }),
+        if !left.is_empty() {
+            sessions
+                .push(Planned { left_out: left.iter().map(left_out).collect(), ..self.without_slices(0.0) });
         }
         sessions
     }
@@ -207,12 +206,8 @@ impl Ground<'_> {
         let needed = self.needed(&choices[1]);
         let Some(contexts) = choices.into_iter().find(|contexts| self.needed(contexts) <= self.limit) else {
             let what = format!("prefill of {longest} rows at depth {depth}");
-            let mut empty = self.session(
-                &Contexts { ranges: Vec::new(), load: Load { slots, n_ctx: 1, n_ubatch: 1 }, depth },
-                0.0,
-            );
-            empty.left_out.push(LeftOut { what, needed, limit: self.limit });
-            return Some(empty);
+            let left_out = vec![LeftOut { what, needed, limit: self.limit }];
+            return Some(Planned { left_out, ..self.without_slices(0.0) });
         };
         let mut planned = self.session(&contexts, 0.05);
         for &rows in &chunks {
@@ -243,12 +238,16 @@ impl Ground<'_> {
 
     /// Embedding look-up.
     pub(crate) fn look_ups(&self, numbers: &[u32]) -> Planned {
-        let none = Contexts { ranges: Vec::new(), load: Load { slots: 1, n_ctx: 1, n_ubatch: 1 }, depth: 0 };
-        let mut planned = self.session(&none, 0.05);
+        let mut planned = self.without_slices(0.05);
         let look_up =
             |&rows: &u32| Item::new(around(MeasuredPartEntry::Embedding, rows), 0, Command::Embed { rows });
         planned.items = numbers.iter().map(look_up).collect();
         planned
+    }
+
+    fn without_slices(&self, share: f64) -> Planned {
+        let none = Contexts { ranges: Vec::new(), load: Load { slots: 1, n_ctx: 1, n_ubatch: 1 }, depth: 0 };
+        self.session(&none, share)
     }
 
     fn session(&self, contexts: &Contexts, share: f64) -> Planned {
@@ -289,14 +288,19 @@ impl Ground<'_> {
         if self.processor != Processor::Cpu {
             return Bytes::ZERO;
         }
-        let slices: Bytes = ranges.iter().map(|range| self.file_bytes(*range)).sum();
+        let slices = self.bytes_of(ranges);
         let whole: Bytes = self.shape.blocks.iter().map(|block| block.weight_bytes).sum();
         let cache = self.last_level_cache;
         let enough = Bytes(cache.0 / 4 * 5).saturating_sub(slices).max(Bytes(cache.0 / 2));
         enough.min((whole + self.shape.head_bytes).saturating_sub(slices))
     }
 
-    pub(crate) fn file_bytes(&self, range: LayerRange) -> Bytes {
+    /// What the files of these slices hold together.
+    pub(crate) fn bytes_of(&self, ranges: &[LayerRange]) -> Bytes {
+        ranges.iter().map(|range| self.file_bytes(*range)).sum()
+    }
+
+    fn file_bytes(&self, range: LayerRange) -> Bytes {
         // A file that is missing fails when it is loaded.
         let size = self.files.slices.get(&range).and_then(|path| std::fs::metadata(path).ok());
         Bytes(size.map_or(0, |file| file.len()))

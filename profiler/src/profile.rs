@@ -353,9 +353,7 @@ impl<'a> Run<'a, '_> {
             limit: Bytes::ZERO,
             last_level_cache: last_level_cache(),
         };
-        let available = self.available();
-        let slices: Bytes = reduction.slices.iter().map(|range| ground.file_bytes(*range)).sum();
-        self.check_room(&ground, slices, available)?;
+        self.check_room(&ground)?;
         ground.limit = self.limit(&ground);
         Ok(ground)
     }
@@ -366,9 +364,8 @@ impl<'a> Run<'a, '_> {
         if self.facts.kind != DeviceKind::Cpu {
             return self.available();
         }
-        let Request { model, reduction, .. } = self.request;
-        let slices: Bytes = reduction.slices.iter().map(|range| ground.file_bytes(*range)).sum();
-        let whole: Bytes = model.gguf().tensors().iter().map(|tensor| Bytes(tensor.bytes)).sum();
+        let slices = ground.bytes_of(&ground.reduction.slices);
+        let whole: Bytes = self.request.model.gguf().tensors().iter().map(|tensor| Bytes(tensor.bytes)).sum();
         let little = Bytes(whole.0 / 10 * 11).min(slices + BESIDE_SLICES);
         little.max(slices + ground.costs.runtime + BESIDE_SLICES_AT_LEAST).min(self.available())
     }
@@ -381,8 +378,9 @@ impl<'a> Run<'a, '_> {
         there.saturating_sub(self.request.settings.reserve)
     }
 
-    fn check_room(&self, ground: &Ground<'_>, slices: Bytes, available: Bytes) -> Result<(), ProfileError> {
-        let needed = slices + ground.costs.runtime;
+    fn check_room(&self, ground: &Ground<'_>) -> Result<(), ProfileError> {
+        let slices = ground.bytes_of(&ground.reduction.slices);
+        let (needed, available) = (slices + ground.costs.runtime, self.available());
         if needed <= available {
             return Ok(());
         }

@@ -16,6 +16,15 @@ use crate::process::{children_of, eventually, is_alive, shoal_binary, signal};
 /// How long a server may take to become ready; generous, because test machines are busy.
 pub const READY_DEADLINE: Duration = Duration::from_secs(90);
 
+/// How long a scrape may take, whatever the server is busy with.
+const SCRAPE_DEADLINE: Duration = Duration::from_secs(5);
+
+/// The value of the first sample whose name and labels begin so.
+pub fn sample(metrics: &str, start: &str) -> Option<f64> {
+    let line = metrics.lines().find(|line| line.starts_with(start))?;
+    line.rsplit(' ').next()?.parse().ok()
+}
+
 /// A running `shoal serve`, killed with its children when dropped.
 pub struct Server {
     child: Child,
@@ -92,6 +101,12 @@ impl Server {
     /// An HTTP client to use with it.
     pub fn client(&self) -> &reqwest::Client {
         &self.client
+    }
+
+    /// What `/metrics` says.
+    pub async fn metrics(&self) -> Result<String> {
+        let reply = self.client.get(self.url("/metrics")).timeout(SCRAPE_DEADLINE).send().await?;
+        Ok(reply.error_for_status()?.text().await?)
     }
 
     /// The server's process id.

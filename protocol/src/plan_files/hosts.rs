@@ -95,6 +95,20 @@ pub struct LinkEntry {
     pub one_way_ms: f64,
 }
 
+impl From<LinkQuality> for LinkQualityEntry {
+    fn from(quality: LinkQuality) -> Self {
+        Self { mbit_per_s: quality.bandwidth.mbit(), one_way_ms: quality.one_way_latency.0 }
+    }
+}
+
+impl LinkEntry {
+    /// The entry of a link that was measured.
+    pub fn new(from: &NodeId, to: &NodeId, quality: LinkQuality) -> Self {
+        let LinkQualityEntry { mbit_per_s, one_way_ms } = quality.into();
+        Self { from: from.0.clone(), to: to.0.clone(), mbit_per_s, one_way_ms }
+    }
+}
+
 impl From<MemoryEntry> for DeviceMemory {
     fn from(entry: MemoryEntry) -> Self {
         match entry {
@@ -155,27 +169,18 @@ impl ClusterFile {
         Links { measured: measured.collect(), otherwise }
     }
 
-    /// The file of a cluster.
+    /// The file of a cluster. Devices stay in their order: those of a node that do not follow each other are listed apart.
     pub fn new(devices: &[Device], links: &Links) -> Self {
         let mut nodes: Vec<NodeEntry> = Vec::new();
         for device in devices {
             let entry = DeviceEntry { name: device.id.0.clone(), memory: device.memory.into() };
-            match nodes.iter_mut().find(|node| node.name == device.node.0) {
+            match nodes.last_mut().filter(|node| node.name == device.node.0) {
                 Some(node) => node.devices.push(entry),
                 None => nodes.push(NodeEntry { name: device.node.0.clone(), devices: vec![entry] }),
             }
         }
-        let mbit = |quality: LinkQuality| quality.bandwidth.mbit();
-        let measured = links.measured.iter().map(|link| LinkEntry {
-            from: link.from.0.clone(),
-            to: link.to.0.clone(),
-            mbit_per_s: mbit(link.quality),
-            one_way_ms: link.quality.one_way_latency.0,
-        });
-        let otherwise = links.otherwise.map(|quality| LinkQualityEntry {
-            mbit_per_s: mbit(quality),
-            one_way_ms: quality.one_way_latency.0,
-        });
+        let measured = links.measured.iter().map(|link| LinkEntry::new(&link.from, &link.to, link.quality));
+        let otherwise = links.otherwise.map(LinkQualityEntry::from);
         Self { version: current(), nodes, links: LinksEntry { otherwise, measured: measured.collect() } }
     }
 }

@@ -263,6 +263,7 @@ pub(crate) fn print_notes(notes: &[String]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use planner::solve;
+    use proptest::prelude::*;
 
     use super::*;
 
@@ -288,6 +289,41 @@ mod tests {
 
     fn example_texts() -> [String; 4] {
         ["cluster.json", "model.json", "profiles.json", "workload.toml"].map(example_text)
+    }
+
+    /// Numbers that a file should not have, or hardly ever has.
+    const ODD: [&str; 11] = [
+        "0",
+        "1",
+        "-1",
+        "1e-300",
+        "1e300",
+        "4294967295",
+        "18446744073709551615",
+        "0.5",
+        "1e12",
+        "1000",
+        "1e-9",
+    ];
+
+    /// With one seed, since many problems are planned.
+    fn quick(objective: ObjectiveKind) -> Settings {
+        Settings { simulated_seeds: vec![1], ..settings(objective, 256) }
+    }
+
+    /// `text` with its `nth` number replaced.
+    fn with_number(text: &str, nth: usize, value: &str) -> String {
+        let is_number = |at: usize| {
+            let before = at.checked_sub(1).map_or(b' ', |b| text.as_bytes()[b]);
+            text.as_bytes()[at].is_ascii_digit()
+                && !before.is_ascii_alphanumeric()
+                && !b"._-/".contains(&before)
+        };
+        let starts: Vec<usize> = (0..text.len()).filter(|&at| is_number(at)).collect();
+        let start = starts[nth % starts.len()];
+        let end =
+            text[start..].find(|c: char| !c.is_ascii_digit() && c != '.').map_or(text.len(), |e| start + e);
+        format!("{}{value}{}", &text[..start], &text[end..])
     }
 
     #[test]
@@ -321,5 +357,30 @@ mod tests {
         let problem = problem_of(texts.each_ref().map(String::as_str)).unwrap();
         let error = explained(solve(&problem, &settings(ObjectiveKind::Els, 256)).unwrap_err()).to_string();
         assert!(error.starts_with("the problem has 11 faults\n  "), "{error}");
+    }
+
+    #[test]
+    fn the_published_files_are_a_problem_with_a_plan() {
+        let problem = problem_of(example_texts().each_ref().map(String::as_str)).unwrap();
+        assert!(!solve(&problem, &quick(ObjectiveKind::Els)).unwrap().plan.replicas.is_empty());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn whatever_numbers_are_in_the_files_there_is_a_plan_or_a_reason(
+            changes in prop::collection::vec((0_usize..4, any::<usize>(), 0..ODD.len()), 1..4), objective in 0_usize..4
+        ) {
+            let mut texts = example_texts();
+            for &(file, nth, value) in &changes {
+                texts[file] = with_number(&texts[file], nth, ODD[value]);
+            }
+            let Some(problem) = problem_of(texts.each_ref().map(String::as_str)) else { return Ok(()) };
+            match solve(&problem, &quick(ObjectiveKind::ALL[objective])) {
+                Ok(solution) => prop_assert!(!solution.plan.replicas.is_empty()),
+                Err(error) => prop_assert!(!error.to_string().is_empty()),
+            }
+        }
     }
 }

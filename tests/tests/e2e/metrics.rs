@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 use tests::chat::{EventStream, chat_text, greedy};
 use tests::process::eventually;
-use tests::server::Server;
+use tests::server::{Server, sample};
 
 /// Every block and the head take a millisecond: what matters is that steps are set against it.
 fn profiles() -> serde_json::Value {
@@ -22,17 +22,6 @@ fn profiles() -> serde_json::Value {
     }] })
 }
 
-/// The value of the first sample whose name and labels begin so.
-fn sample(text: &str, start: &str) -> Option<f64> {
-    let line = text.lines().find(|line| line.starts_with(start))?;
-    line.rsplit(' ').next()?.parse().ok()
-}
-
-async fn scrape(server: &Server) -> String {
-    let reply = server.client().get(server.url("/metrics")).timeout(Duration::from_secs(5)).send().await;
-    reply.unwrap().error_for_status().unwrap().text().await.unwrap()
-}
-
 #[tokio::test]
 async fn counters_move_with_a_chat_and_steps_are_set_against_the_profile() {
     let folder = tempfile::tempdir().unwrap();
@@ -42,14 +31,14 @@ async fn counters_move_with_a_chat_and_steps_are_set_against_the_profile() {
         Server::start("SmolLM2", &["--stages", "2", "--ctx", "512", "--profiles", file.to_str().unwrap()])
             .await
             .unwrap();
-    let before = scrape(&server).await;
+    let before = server.metrics().await.unwrap();
     assert_eq!(sample(&before, "shoal_ready"), Some(1.0));
     assert_eq!(sample(&before, "shoal_generated_tokens_total"), Some(0.0));
     let answer = chat_text(&server, "Tell me about the herring.", 64).await.unwrap();
     assert!(!answer.is_empty());
     // The agent looks a few times a second.
     let seen = eventually("the stages' steps", Duration::from_secs(20), async || {
-        let text = scrape(&server).await;
+        let text = server.metrics().await.unwrap();
         let decode = |stage| {
             format!("shoal_stage_predicted_compute_seconds_total{{stage=\"{stage}\",phase=\"decode\"")
         };
@@ -84,15 +73,15 @@ async fn a_scrape_is_answered_while_every_slot_is_busy() {
         streams.push(EventStream::open(&server, "/v1/chat/completions", body).await.unwrap());
     }
     let busy = eventually("busy slots", Duration::from_secs(20), async || {
-        let text = scrape(&server).await;
+        let text = server.metrics().await.unwrap();
         let is = |name, value| sample(&text, name) == Some(value);
         (is("shoal_active_slots", 2.0) && is("shoal_queued_requests", 2.0) && is("shoal_open_requests", 4.0))
             .then_some(())
     });
     busy.await.unwrap();
-    // A scrape has a deadline of its own, see above.
+    // A scrape has a deadline of its own.
     for _ in 0..20 {
-        scrape(&server).await;
+        server.metrics().await.unwrap();
     }
     drop(streams);
 }

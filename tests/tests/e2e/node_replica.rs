@@ -11,7 +11,7 @@ use tests::models::{SMOLLM2, model_path};
 use tests::node::{Node, Trust};
 use tests::process::{eventually, is_alive, shoal_binary, signal};
 use tests::reference::Reference;
-use tests::server::{READY_DEADLINE, Server};
+use tests::server::{READY_DEADLINE, Server, sample};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -171,9 +171,7 @@ async fn links_that_were_measured_before_are_believed_and_a_file_without_one_is_
     story["ignore_eos"] = true.into();
     let story = EventStream::open(&server, "/v1/chat/completions", story).await.unwrap();
     let foretold = eventually("a prediction", SOON, async || {
-        let text = server.client().get(server.url("/metrics")).send().await.ok()?.text().await.ok()?;
-        let line = text.lines().find_map(|line| line.strip_prefix("shoal_step_hops_predicted_seconds "))?;
-        line.parse::<f64>().ok()
+        sample(&server.metrics().await.ok()?, "shoal_step_hops_predicted_seconds ")
     });
     let foretold = foretold.await.unwrap();
     assert!((0.08..0.081).contains(&foretold), "{foretold}");

@@ -7,7 +7,7 @@ use serde_json::Value;
 use tests::chat::{EventStream, greedy};
 use tests::lan::{Host, Lan, LinkShape};
 use tests::process::eventually;
-use tests::server::Server;
+use tests::server::{Server, sample};
 
 use crate::surveys::cluster_on;
 
@@ -33,8 +33,7 @@ fn links(survey: &Value) -> Vec<(f64, f64)> {
 }
 
 async fn gauge(server: &Server, name: &str) -> Option<f64> {
-    let text = server.client().get(server.url("/metrics")).send().await.ok()?.text().await.ok()?;
-    text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+    sample(&server.metrics().await.ok()?, name)
 }
 
 /// Runs a test's work on a host, where its server is.

@@ -10,7 +10,7 @@ fn a_measurement_whose_process_dies_is_recorded_and_the_rest_goes_on() {
     let mut running = cache.start(&[]).unwrap();
     // Once it has measured, it is no longer on its way to where it could.
     running.wait_for(r#"decode at depth 0","done":1,"#).unwrap();
-    signal(running.worker().unwrap(), "KILL").unwrap();
+    signal(running.worker().expect("a measuring process"), "KILL").unwrap();
     let finished = running.finish().unwrap();
     assert!(finished.status.success(), "{}", finished.words());
     let profile = finished.profile().unwrap();

@@ -83,7 +83,10 @@ struct Compared {
 /// Measures and prints.
 pub(crate) fn run(args: &MemoryArgs, globals: &Globals) -> Result<()> {
     let interrupt = Interrupt::listen()?;
-    let costs = costs(args, globals, &interrupt)?;
+    let terms = Terms { threads: default_threads(1), n_ctx: args.ctx, budget: None };
+    // As a profile measures them.
+    let parts = Parts::cut(&args.model, &terms, globals, &interrupt)?;
+    let costs = memory_costs(&parts.request())?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.context("starting the async runtime")?;
     let mut view = ProgressView::new();
@@ -99,20 +102,19 @@ pub(crate) fn run(args: &MemoryArgs, globals: &Globals) -> Result<()> {
     }
     view.finish();
     let worst_error = compared.iter().map(|stage: &Compared| stage.error).fold(0.0, f64::max);
-    let name = args.model.open(&model::folders(globals)?)?.name();
-    let report = Report { model: name, slots: args.slots, n_ctx: args.ctx, worst_error, stages: compared };
+    let report = Report {
+        model: parts.file.name(),
+        slots: args.slots,
+        n_ctx: args.ctx,
+        worst_error,
+        stages: compared,
+    };
     if args.json {
         output::print_json(&report)?
     } else {
         output::print(&table(&report))?
     }
     Ok(())
-}
-
-/// As a profile measures them.
-fn costs(args: &MemoryArgs, globals: &Globals, interrupt: &Interrupt) -> Result<MemoryCosts> {
-    let terms = Terms { threads: default_threads(1), n_ctx: args.ctx, budget: None };
-    Ok(memory_costs(&Parts::cut(&args.model, &terms, globals, interrupt)?.request())?)
 }
 
 /// One replica.

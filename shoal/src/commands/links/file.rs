@@ -53,12 +53,7 @@ fn update(mut file: ClusterFile, nodes: &[&NodeFacts], links: &[LinkOutcome]) ->
     for LinkOutcome { from, to, outcome } in links {
         file.links.measured.retain(|link| (&link.from, &link.to) != (&from.0, &to.0));
         if let Ok(settled) = outcome {
-            file.links.measured.push(LinkEntry {
-                from: from.0.clone(),
-                to: to.0.clone(),
-                mbit_per_s: settled.quality.bandwidth.mbit(),
-                one_way_ms: settled.quality.one_way_latency.0,
-            });
+            file.links.measured.push(LinkEntry::new(from, to, settled.quality));
         }
     }
     file

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use cluster::{DeviceProfile, ForetoldHops, LinkQuality, Millis, NodeId};
 use node::links::{Ring, RingFrames, RingNews, SurveyCause, SurveyedLink};
 use node::{NodeClient, ReplicaPlan};
-use protocol::plan_files::ClusterFile;
+use protocol::plan_files::{ClusterFile, LinkQualityEntry};
 use serde::Serialize;
 
 use super::ServeArgs;
@@ -65,25 +65,13 @@ struct LinkEntry {
     from: String,
     to: String,
     #[serde(flatten)]
-    now: Option<QualityEntry>,
+    now: Option<LinkQualityEntry>,
     /// What was believed of it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    before: Option<QualityEntry>,
+    before: Option<LinkQualityEntry>,
     /// Why it could not be measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     failure: Option<String>,
-}
-
-#[derive(Serialize)]
-struct QualityEntry {
-    mbit_per_s: f64,
-    one_way_ms: f64,
-}
-
-impl From<LinkQuality> for QualityEntry {
-    fn from(quality: LinkQuality) -> Self {
-        Self { mbit_per_s: quality.bandwidth.mbit(), one_way_ms: quality.one_way_latency.0 }
-    }
 }
 
 impl From<&RingNews> for Survey {
@@ -96,7 +84,7 @@ impl From<&RingNews> for Survey {
             from: link.from.0.clone(),
             to: link.to.0.clone(),
             now: link.outcome.as_ref().ok().map(|quality| (*quality).into()),
-            before: link.before.map(QualityEntry::from),
+            before: link.before.map(LinkQualityEntry::from),
             failure: link.outcome.as_ref().err().cloned(),
         };
         Self {
