@@ -74,6 +74,8 @@ pub struct ReplicaConfig {
     /// Profiles of this host's devices for the model, against which steps are compared; each stage takes the first that was
     /// measured with all that it uses.
     pub profiles: Vec<DeviceProfile>,
+    /// Stages of other replicas that share this host's cores.
+    pub beside: u32,
 }
 
 /// Where an agent tells of its replica. The other ends may exist already.
@@ -100,6 +102,8 @@ pub struct RemoteReplica {
     pub settings: WorkerSettings,
     /// Profiles of the nodes' devices for the model, named as in the cluster file: `node/device`.
     pub profiles: Vec<DeviceProfile>,
+    /// Nodes of the stages of other replicas, which share their hosts' cores. One for each stage.
+    pub beside: Vec<NodeClient>,
 }
 
 /// A stage was given up before the replica served for the first time.
@@ -252,7 +256,7 @@ struct Link {
 }
 
 fn local_stages(config: ReplicaConfig, ca: &ClusterCa) -> Result<Vec<Stage>, TlsError> {
-    let ReplicaConfig { command, replica, settings, emulations, profiles } = config;
+    let ReplicaConfig { command, replica, settings, emulations, profiles, beside } = config;
     let n_stages = replica.stages.len() as u32;
     let common = ReplicaOrder {
         model: replica.model,
@@ -267,7 +271,7 @@ fn local_stages(config: ReplicaConfig, ca: &ClusterCa) -> Result<Vec<Stage>, Tls
     };
     let stage = |(stage, prepared): (u32, PreparedStage)| {
         let PreparedStage { layers, gpu_layers, path, predicted } = prepared;
-        let order = common.stage(StagePlace { stage, layers, gpu_layers, stages_here: n_stages });
+        let order = common.stage(StagePlace { stage, layers, gpu_layers, stages_here: n_stages + beside });
         let host = OnHost {
             slice: path,
             embedding: replica.embedding.clone(),
@@ -298,7 +302,7 @@ fn remote_stages(replica: &RemoteReplica) -> Vec<Stage> {
     };
     let stages = plan.stages().iter().zip(plan.predicted()).zip(nodes).zip(0..);
     let stage = |(((load, predicted), node), stage): (((&StageLoad, &StageMemory), &NodeClient), u32)| {
-        let stages_here = nodes.iter().filter(|other| *other == node).count() as u32;
+        let stages_here = nodes.iter().chain(&replica.beside).filter(|other| *other == node).count() as u32;
         let (layers, gpu_layers) = (load.layers, load.gpu_layers);
         let order = common.stage(StagePlace { stage, layers, gpu_layers, stages_here });
         let report = expected_report(&order, *predicted);

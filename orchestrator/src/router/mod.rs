@@ -120,6 +120,18 @@ impl PolicyName {
     pub const ALL: [Self; 6] =
         [Self::Jsq, Self::JsqCount, Self::JsqTokens, Self::RoundRobin, Self::Random, Self::PrefixAffinity];
 
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Jsq => "jsq",
+            Self::JsqCount => "jsq-count",
+            Self::JsqTokens => "jsq-tokens",
+            Self::RoundRobin => "round-robin",
+            Self::Random => "random",
+            Self::PrefixAffinity => "prefix-affinity",
+        }
+    }
+
     /// A policy of this name. The seed is for the one that draws.
     pub fn policy(self, seed: u64) -> Box<dyn Policy> {
         match self {
@@ -135,14 +147,7 @@ impl PolicyName {
 
 impl fmt::Display for PolicyName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Jsq => "jsq",
-            Self::JsqCount => "jsq-count",
-            Self::JsqTokens => "jsq-tokens",
-            Self::RoundRobin => "round-robin",
-            Self::Random => "random",
-            Self::PrefixAffinity => "prefix-affinity",
-        })
+        f.pad(self.name())
     }
 }
 
@@ -150,7 +155,7 @@ impl FromStr for PolicyName {
     type Err = UnknownPolicy;
 
     fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
-        let found = Self::ALL.into_iter().find(|policy| policy.to_string() == name);
+        let found = Self::ALL.into_iter().find(|policy| policy.name() == name);
         found.ok_or_else(|| UnknownPolicy(name.to_owned()))
     }
 }

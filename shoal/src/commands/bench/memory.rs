@@ -141,6 +141,7 @@ impl Case<'_> {
             settings,
             emulations: Vec::new(),
             profiles: Vec::new(),
+            beside: 0,
         };
         let loading = ReplicaState::Loading { progress: 0.0, waiting_for: String::new() };
         let outlook =
@@ -160,6 +161,7 @@ impl Case<'_> {
             n_ctx: Some(self.args.ctx),
             prefill_chunk: self.n_ubatch,
             options: CutOptions::default(),
+            replicas_here: 1,
             memory_check: MemoryCheck::Enforce,
             memory_costs: Some(self.costs),
         }

@@ -213,6 +213,7 @@ fn config(setup: &Setup, slots: u32, steps: u32, command: WorkerCommand) -> Resu
         },
         emulations: setup.profiles.iter().map(emulation).collect::<Result<_, _>>()?,
         profiles: Vec::new(),
+        beside: 0,
     })
 }
 
