@@ -51,9 +51,10 @@ struct Waiting {
 }
 
 struct Running {
+    /// Before the seat, so that whoever is dropped cancels its request and then gives its slot to the next.
+    events: TokenStream,
     seat: Seat,
     replica: usize,
-    events: TokenStream,
     /// Tokens from earlier masters.
     before: u32,
 }
@@ -105,7 +106,9 @@ impl Source {
     /// Nobody needs the rest: its slot is free from now on.
     pub(crate) fn end(&mut self) {
         if let Phase::Running(running) = std::mem::replace(&mut self.phase, Phase::Over) {
-            running.seat.done();
+            let Running { events, seat, .. } = *running;
+            drop(events);
+            seat.done();
         }
     }
 

@@ -108,6 +108,56 @@ async fn a_worker_is_replaced_and_a_node_that_went_away_is_used_again_when_it_is
     assert_eq!(chat_text(&server, "Say hello.", 12).await.unwrap(), before);
 }
 
+#[tokio::test]
+async fn a_replica_on_each_node_serves_and_when_one_node_is_gone_the_other_does() {
+    let mut reference = Reference::load(&model_path(SMOLLM2).unwrap()).unwrap();
+    let mut pair = Pair::start().await;
+    let identity = pair.trust.folder().join("me.json");
+    let identity = ["--identity", identity.to_str().unwrap()];
+    let (a, b) = (pair.a.address(), pair.b.address());
+    let args = ["--ctx", "512", "--threads", "1", "--replica", &a, "--replica", &b];
+    let server = Server::start("SmolLM2", &[&identity[..], &args].concat()).await.unwrap();
+    let ready = async |n: usize| {
+        let (status, body) = server.ready().await.ok()?;
+        let replicas = body["replicas"].as_array()?;
+        let ready = replicas.iter().filter(|replica| replica["status"] == "ready").count();
+        (status == StatusCode::OK && replicas.len() == 2 && ready == n).then_some(())
+    };
+    eventually("both replicas", READY_DEADLINE, async || ready(2).await).await.unwrap();
+    assert_eq!((pair.a.workers().len(), pair.b.workers().len()), (1, 1));
+
+    let prompt = "The capital of France is";
+    let body = json!({ "prompt": prompt, "temperature": 0, "max_tokens": 40 });
+    let expected = reference.greedy_text(prompt, 40).unwrap();
+    let asked = futures::future::join_all((0..4).map(|_| server.post("/v1/completions", &body)));
+    let stopped = async {
+        eventually("tokens", SOON, async || {
+            (sample(&server.metrics().await.ok()?, "shoal_generated_tokens_total")? > 8.0).then_some(())
+        })
+        .await
+        .unwrap();
+        pair.b.interrupt(SOON).await.unwrap();
+    };
+    let (answers, ()) = tokio::join!(asked, stopped);
+    for answer in answers {
+        let (status, body) = answer.unwrap();
+        assert_eq!(status, StatusCode::OK, "{body}");
+        assert_eq!(body["choices"][0]["text"], expected.as_str());
+    }
+    eventually("the loss to be told", SOON, async || ready(1).await).await.unwrap();
+
+    for args in [
+        &["--replica", "a,b", "--cuts", "10,20"][..],
+        &["--replica", "a", "--node", "b"],
+        &["--replica", "a", "--replicas", "2"],
+        &["--node", "a", "--replicas", "2"],
+    ] {
+        let mut server = Server::launch("SmolLM2", &[&identity[..], args].concat()).unwrap();
+        let status = server.wait_exit(SOON).await.unwrap();
+        assert_eq!(status.code(), Some(2), "{args:?}: {}", server.log());
+    }
+}
+
 async fn node_at(address: &str, identity: &Path) -> Node {
     let mut command = Command::new(shoal_binary().unwrap());
     command.args(["node", "--bind", address]);
