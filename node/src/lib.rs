@@ -40,4 +40,4 @@ pub use slices::{
     CutRequest, Existing, Origin, SliceError, SliceFolder, SliceStore, StoredFile, StoredSlices,
 };
 pub use trust::{TrustError, found_cluster, issue_identity, open_ca, read_identity};
-pub use turns::TurnsError;
+pub use turns::{TurnsError, TurnsFile};

@@ -11,4 +11,5 @@ mod node_replica;
 mod nodes;
 mod openai_client;
 mod planning;
+mod replicas;
 mod text_equality;

@@ -1,0 +1,71 @@
+//! Where replicas run: on this host, or each stage on a node.
+
+use anyhow::{Context, Result};
+use futures::future::try_join_all;
+use node::NodeClient;
+use node::links::RingNodes;
+use protocol::tls::{ClusterCa, TlsIdentity};
+
+use super::ServeArgs;
+use crate::commands::nodes::{connect, read_identity};
+
+/// Where the stages run.
+pub(super) enum Hosts {
+    /// All on this one, in a cluster of their own that exists as long as they do.
+    This(Box<ClusterCa>),
+    /// Each on a node, replica by replica.
+    Nodes { identity: TlsIdentity, replicas: Vec<Vec<NodeClient>> },
+}
+
+impl Hosts {
+    pub(super) async fn find(args: &ServeArgs) -> Result<Self> {
+        let Some(identity) = args.identity.as_deref().filter(|_| args.is_on_nodes()) else {
+            let ca = ClusterCa::new().context("making the cluster's certificate authority")?;
+            return Ok(Self::This(Box::new(ca)));
+        };
+        let identity = read_identity(identity)?;
+        let connected = args.replica_nodes().into_iter().map(|nodes| {
+            let nodes = nodes.iter().map(|address| connect(address, &identity));
+            try_join_all(nodes)
+        });
+        let replicas = try_join_all(connected).await.context("connecting to the nodes")?;
+        Ok(Self::Nodes { identity: identity.tls, replicas })
+    }
+
+    /// The nodes of a replica.
+    pub(super) fn nodes(&self, replica: usize) -> &[NodeClient] {
+        match self {
+            Self::This(_) => &[],
+            Self::Nodes { replicas, .. } => replicas.get(replica).map_or(&[], Vec::as_slice),
+        }
+    }
+
+    /// The nodes of all other replicas' stages.
+    pub(super) fn nodes_beside(&self, replica: usize) -> Vec<NodeClient> {
+        match self {
+            Self::This(_) => Vec::new(),
+            Self::Nodes { replicas, .. } => {
+                let others = replicas.iter().enumerate().filter(|(other, _)| *other != replica);
+                others.flat_map(|(_, nodes)| nodes.iter().cloned()).collect()
+            }
+        }
+    }
+
+    /// Whom to ask about the links of a replica.
+    pub(super) fn ring_nodes(&self, replica: usize) -> Option<RingNodes> {
+        match self {
+            Self::This(_) => None,
+            Self::Nodes { identity, .. } => {
+                Some(RingNodes { clients: self.nodes(replica).to_vec(), identity: identity.clone() })
+            }
+        }
+    }
+
+    /// Who the orchestrator is to the masters.
+    pub(super) fn tls(&self) -> Result<TlsIdentity> {
+        match self {
+            Self::This(ca) => ca.issue("orchestrator").context("issuing the orchestrator's certificate"),
+            Self::Nodes { identity, .. } => Ok(identity.clone()),
+        }
+    }
+}
