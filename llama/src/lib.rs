@@ -32,7 +32,7 @@ pub use device::{Device, DeviceKind, devices};
 pub use embedding::{EMBEDDING_ARCHITECTURE, EMBEDDING_SCALE_KEY, EmbeddingTable};
 pub use error::{Error, RowsError};
 pub use grammar::*;
-pub use memory::{MemoryBreakdown, MemoryPlace, MemoryUse};
+pub use memory::{MemoryBreakdown, MemoryPlace, MemoryUse, release_freed_memory};
 pub use model::{Content, ExtraBuffers, Gpus, LoadProgress, MemoryMap, Model, ModelParams};
 pub use sampler::*;
 pub use vocab::{AddSpecial, Special, Token, Vocab};

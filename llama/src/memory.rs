@@ -103,3 +103,11 @@ fn name(text: &[c_char; 64]) -> String {
     // SAFETY: the shim writes names with snprintf, which terminates them inside the array (shim/core.cpp).
     unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned()
 }
+/// Gives memory that was freed back to the system, where the C library keeps it: loading a model frees much in small pieces.
+pub fn release_freed_memory() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: may be called at any time, by any thread (malloc_trim(3): MT-Safe).
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}

@@ -92,6 +92,7 @@ pub async fn serve(
         let load = move || TextModel::load(&path, template.as_deref());
         let loaded = tokio::task::spawn_blocking(load).await.map_err(ServeError::Panicked)?;
         app.set_text_model(loaded.map_err(|source| ServeError::Model { path: name, source })?);
+        llama::release_freed_memory();
         Ok(())
     };
     let closed = async {

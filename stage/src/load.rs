@@ -89,6 +89,7 @@ fn load_slices(config: &WorkerConfig, shared: &Arc<Shared>) -> Result<Stage, Loa
     })?;
     let mut chain = Slices::new(slices, embedding, config.n_embd, turns);
     warm_up(&mut chain, config)?;
+    llama::release_freed_memory();
     let facts = facts(config, &chain, runtime, n_vocab.unwrap_or(0))?;
     Ok(Stage { chain: Box::new(chain), facts, sampling: vocab.map(StageSampling::by_logits) })
 }
