@@ -22,6 +22,7 @@ mod slices;
 #[cfg(test)]
 mod test_model;
 mod trust;
+mod turns;
 
 pub use client::{NodeClient, NodeError};
 pub use folders::{Folders, NoHomeFolder};
@@ -39,3 +40,4 @@ pub use slices::{
     CutRequest, Existing, Origin, SliceError, SliceFolder, SliceStore, StoredFile, StoredSlices,
 };
 pub use trust::{TrustError, found_cluster, issue_identity, open_ca, read_identity};
+pub use turns::{TurnsError, TurnsFile};

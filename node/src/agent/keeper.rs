@@ -27,8 +27,8 @@ const HEARTBEAT: Duration = Duration::from_millis(250);
 /// seconds. The host may be busy, but the answer takes no part in the stage's work.
 const HEARTBEAT_DEADLINE: Duration = Duration::from_millis(2500);
 
-/// While it loads, progress is shown to people …
-const LOAD_POLL: Duration = Duration::from_millis(200);
+/// While it loads, progress is shown to people, the first request waits for the end of it …
+const LOAD_POLL: Duration = Duration::from_millis(50);
 
 /// … and nobody waits for tokens, while the disk and all cores may be busy.
 const LOAD_DEADLINE: Duration = Duration::from_secs(15);

@@ -37,6 +37,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::client::NodeClient;
 use crate::memory::MemoryCheck;
 use crate::prepare::{PreparedReplica, PreparedStage, ReplicaPlan};
+use crate::turns::TurnsFile;
 use board::StagePhase;
 use keeper::Keeper;
 use observer::{Observed, Observer};
@@ -76,6 +77,8 @@ pub struct ReplicaConfig {
     pub profiles: Vec<DeviceProfile>,
     /// Stages of other replicas that share this host's cores.
     pub beside: u32,
+    /// By which all of them take turns.
+    pub turns: TurnsFile,
 }
 
 /// Where an agent tells of its replica. The other ends may exist already.
@@ -124,6 +127,8 @@ pub struct Agent {
     // Ends the tasks if the agent is dropped without being shut down.
     _guard: DropGuard,
     tasks: JoinSet<()>,
+    // For the stages on this host; gone with the agent.
+    _turns: Option<TurnsFile>,
 }
 
 impl Agent {
@@ -131,7 +136,9 @@ impl Agent {
     pub fn start(config: ReplicaConfig, ca: &ClusterCa, outlook: Outlook) -> Result<Self, TlsError> {
         let encoding = config.settings.encoding;
         let identity = ca.issue("agent")?;
-        Ok(Self::run(local_stages(config, ca)?, Link { identity, encoding }, outlook))
+        let turns = config.turns.clone();
+        let stages = local_stages(config, ca)?;
+        Ok(Self { _turns: Some(turns), ..Self::run(stages, Link { identity, encoding }, outlook) })
     }
 
     /// The same on nodes.
@@ -188,6 +195,7 @@ impl Agent {
             _guard: shutdown.clone().drop_guard(),
             shutdown,
             tasks,
+            _turns: None,
         }
     }
 
@@ -256,7 +264,7 @@ struct Link {
 }
 
 fn local_stages(config: ReplicaConfig, ca: &ClusterCa) -> Result<Vec<Stage>, TlsError> {
-    let ReplicaConfig { command, replica, settings, emulations, profiles, beside } = config;
+    let ReplicaConfig { command, replica, settings, emulations, profiles, beside, turns } = config;
     let n_stages = replica.stages.len() as u32;
     let common = ReplicaOrder {
         model: replica.model,
@@ -278,6 +286,7 @@ fn local_stages(config: ReplicaConfig, ca: &ClusterCa) -> Result<Vec<Stage>, Tls
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
             tls: ca.issue(&format!("stage {stage}"))?,
             emulation: emulations.get(stage as usize).cloned(),
+            turns: turns.path().to_owned(),
         };
         let observed = Observed { shape: &replica.shape, order: &order, profiles: profiles.iter().collect() };
         let observer = Observer::new(&observed);

@@ -27,6 +27,7 @@ use crate::agent::WorkerCommand;
 use crate::folders::Folders;
 use crate::host::{available_memory, total_memory};
 use crate::links::ProbeService;
+use crate::turns::TurnsError;
 use node::NodeService;
 use profile::ProfileHost;
 use workers::{WorkerHost, WorkerHostConfig};
@@ -62,6 +63,9 @@ pub enum NodeServeError {
     /// It cannot listen.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// Its workers could not share the host's cores.
+    #[error(transparent)]
+    Turns(#[from] TurnsError),
     /// The server failed.
     #[error("serving the node")]
     Serve(#[from] tonic::transport::Error),
@@ -97,7 +101,7 @@ impl RunningNode {
             bind,
             identity: identity.clone(),
             emulation: config.emulation,
-        }));
+        })?);
         let profiles = ProfileHost::new(config.profile, facts.name.clone());
         let service = NodeService::new(facts, identity, workers, profiles);
         Ok(Self { incoming, service })

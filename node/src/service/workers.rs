@@ -28,6 +28,7 @@ use crate::agent::process::WorkerProcess;
 use crate::agent::{STOP_GRACE, WorkerCommand};
 use crate::folders::Folders;
 use crate::progress::{Progress, Work};
+use crate::turns::{TurnsError, TurnsFile};
 
 /// Workers at once. A host runs a few; many more is a defect somewhere.
 const MOST_WORKERS: usize = 64;
@@ -57,6 +58,7 @@ struct Inner {
     identity: TlsIdentity,
     /// The device that all workers stand for instead of computing.
     emulation: Option<Emulation>,
+    turns: TurnsFile,
 }
 
 /// How a node runs workers.
@@ -89,14 +91,15 @@ impl Stream for NewsStream {
 
 impl WorkerHost {
     /// Runs none yet.
-    pub(super) fn new(config: WorkerHostConfig) -> Self {
+    pub(super) fn new(config: WorkerHostConfig) -> Result<Self, TurnsError> {
         let WorkerHostConfig { command, folders, bind, identity, emulation } = config;
-        Self {
-            inner: Arc::new(Inner { command, folders, bind, identity, emulation }),
+        let turns = TurnsFile::new()?;
+        Ok(Self {
+            inner: Arc::new(Inner { command, folders, bind, identity, emulation, turns }),
             places: Arc::new(Semaphore::new(MOST_WORKERS)),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
-        }
+        })
     }
 
     /// Starts what the first order asks for.
@@ -215,6 +218,7 @@ impl Run {
             listen: SocketAddr::new(self.host.bind, 0),
             tls: self.host.identity.clone(),
             emulation: self.host.emulation.clone(),
+            turns: self.host.turns.path().to_owned(),
         };
         worker_config(&self.order, &prepared.shape, host)
     }

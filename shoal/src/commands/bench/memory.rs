@@ -10,7 +10,7 @@ use cluster::{Bytes, MemoryCosts, ReplicaState, RequestId, StageMemory, StageRep
 use comfy_table::{Table, presets};
 use gguf::cut::CutOptions;
 use node::agent::{Agent, Outlook, ReplicaConfig, WorkerSettings};
-use node::{Layout, MemoryCheck, ReplicaPlan, ReplicaRequest, default_threads, resident_memory};
+use node::{Layout, MemoryCheck, ReplicaPlan, ReplicaRequest, TurnsFile, default_threads, resident_memory};
 use profiler::memory_costs;
 use protocol::rows::RowEncoding;
 use protocol::sampling::{Generation, Sampling};
@@ -142,6 +142,7 @@ impl Case<'_> {
             emulations: Vec::new(),
             profiles: Vec::new(),
             beside: 0,
+            turns: TurnsFile::new()?,
         };
         let loading = ReplicaState::Loading { progress: 0.0, waiting_for: String::new() };
         let outlook =

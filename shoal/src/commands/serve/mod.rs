@@ -6,6 +6,7 @@ mod profiles;
 mod report;
 mod session;
 
+use std::collections::HashSet;
 use std::num::NonZero;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -85,14 +86,14 @@ pub(crate) struct ServeArgs {
     /// Address of the API. The default is this host alone, because the API asks for no key.
     #[arg(long, env = "SHOAL_LISTEN", value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
     listen: String,
-    /// CPU threads of each stage [default: each host's physical cores, shared out over its stages].
+    /// CPU threads of each stage [default: each host's physical cores, which its stages use in turn].
     #[arg(long, env = "SHOAL_THREADS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=512))]
     threads: Option<u32>,
     /// Prompt tokens computed at once: more is faster, but running answers wait for so many.
-    #[arg(long, env = "SHOAL_PREFILL_CHUNK", value_name = "TOKENS", default_value_t = 256,
+    #[arg(long, env = "SHOAL_PREFILL_CHUNK", value_name = "TOKENS", default_value_t = 512,
           value_parser = clap::value_parser!(u32).range(1..=65_536))]
     prefill_chunk: u32,
-    /// Batches of answers in the pipeline at once [default: one per stage].
+    /// Batches of answers in the pipeline at once [default: one for each host, or with --threads for each stage].
     #[arg(long, env = "SHOAL_MICRO_BATCHES", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     micro_batches: Option<u32>,
     /// Requests that may wait for a slot, of all replicas together; more are refused with 503.
@@ -224,10 +225,20 @@ impl ServeArgs {
         }
     }
 
-    fn settings(&self, stages: u32) -> WorkerSettings {
+    /// Stages of a replica that can compute at once: by default those of one host take turns.
+    fn stages_at_once(&self, replica: usize, stages: u32) -> u32 {
+        if self.threads.is_some() {
+            return stages;
+        }
+        let nodes = self.replica_nodes();
+        let hosts: HashSet<&Address> = nodes.get(replica).into_iter().copied().flatten().collect();
+        u32::try_from(hosts.len()).unwrap_or(u32::MAX).max(1)
+    }
+
+    fn settings(&self, replica: usize, stages: u32) -> WorkerSettings {
         WorkerSettings {
             threads: self.threads,
-            micro_batches: self.micro_batches.unwrap_or(stages),
+            micro_batches: self.micro_batches.unwrap_or_else(|| self.stages_at_once(replica, stages)),
             // Requests wait in the orchestrator. This is for those that get a slot there a moment before the engine learns that
             // the client who had it has left.
             queue_limit: self.slots,

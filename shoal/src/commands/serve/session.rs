@@ -164,17 +164,19 @@ impl Session<'_> {
 
     /// Starts a replica, beside so many stages of others.
     async fn start(&self, replica: usize, plan: ReplicaPlan, outlook: Outlook, beside: u32) -> Result<Agent> {
-        let settings = self.args.settings(plan.stages().len() as u32);
+        let settings = self.args.settings(replica, plan.stages().len() as u32);
         let profiles = self.profiles.clone();
         match &self.hosts {
-            Hosts::This(ca) => {
+            Hosts::This { ca, turns } => {
                 let prepare = |plan: ReplicaPlan, folders: &Folders, observer: &mut Observer<'_>| {
                     Ok(plan.prepare(folders, observer)?)
                 };
                 let replica = self.work(plan, prepare).await?;
                 let command = stage_worker::command(self.globals)?;
                 let emulations = Vec::new();
-                let config = ReplicaConfig { command, replica, settings, emulations, profiles, beside };
+                let turns = turns.clone();
+                let config =
+                    ReplicaConfig { command, replica, settings, emulations, profiles, beside, turns };
                 Ok(Agent::start(config, ca, outlook)?)
             }
             Hosts::Nodes { identity, .. } => {
