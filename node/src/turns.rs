@@ -1,16 +1,15 @@
 //! The file under whose lock stages of one host compute in turn (`stage::turns` has the reason). Each process that starts
-//! workers has its own for all replicas that it runs, so that workers which somebody else has frozen hold up nobody here.
+//! workers has its own, so that workers which somebody else has frozen hold up nobody here.
 
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
 
 use tempfile::NamedTempFile;
 use thiserror::Error;
 
 /// An empty file for as long as its workers may be started.
-#[derive(Debug, Clone)]
-pub struct TurnsFile(Arc<NamedTempFile>);
+#[derive(Debug)]
+pub struct TurnsFile(NamedTempFile);
 
 /// There can be no such file.
 #[derive(Debug, Error)]
@@ -18,10 +17,12 @@ pub struct TurnsFile(Arc<NamedTempFile>);
 pub struct TurnsError(#[source] io::Error);
 
 impl TurnsFile {
-    /// A file in the folder for temporary ones.
+    /// Makes one among the host's temporary files.
+    ///
+    /// # Errors
+    /// When there can be none.
     pub fn new() -> Result<Self, TurnsError> {
-        let file = tempfile::Builder::new().prefix("shoal-turns-").tempfile().map_err(TurnsError)?;
-        Ok(Self(Arc::new(file)))
+        tempfile::Builder::new().prefix("shoal-turns-").tempfile().map(Self).map_err(TurnsError)
     }
 
     pub(crate) fn path(&self) -> &Path {

@@ -77,8 +77,8 @@ pub struct ReplicaConfig {
     pub profiles: Vec<DeviceProfile>,
     /// Stages of other replicas that share this host's cores.
     pub beside: u32,
-    /// By which all of them take turns.
-    pub turns: TurnsFile,
+    /// By which they take turns: the same for all of them.
+    pub turns: Arc<TurnsFile>,
 }
 
 /// Where an agent tells of its replica. The other ends may exist already.
@@ -127,8 +127,8 @@ pub struct Agent {
     // Ends the tasks if the agent is dropped without being shut down.
     _guard: DropGuard,
     tasks: JoinSet<()>,
-    // For the stages on this host; gone with the agent.
-    _turns: Option<TurnsFile>,
+    // Kept for the stages on this host.
+    _turns: Option<Arc<TurnsFile>>,
 }
 
 impl Agent {
@@ -136,7 +136,7 @@ impl Agent {
     pub fn start(config: ReplicaConfig, ca: &ClusterCa, outlook: Outlook) -> Result<Self, TlsError> {
         let encoding = config.settings.encoding;
         let identity = ca.issue("agent")?;
-        let turns = config.turns.clone();
+        let turns = Arc::clone(&config.turns);
         let stages = local_stages(config, ca)?;
         Ok(Self { _turns: Some(turns), ..Self::run(stages, Link { identity, encoding }, outlook) })
     }

@@ -172,7 +172,7 @@ impl Fixture {
             emulations: Vec::new(),
             profiles: Vec::new(),
             beside: 0,
-            turns: TurnsFile::new().unwrap(),
+            turns: Arc::new(TurnsFile::new().unwrap()),
         };
         Agent::start(config, &self.ca, outlook).unwrap()
     }

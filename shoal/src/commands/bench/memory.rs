@@ -2,6 +2,7 @@
 //! serve, and a prompt that fills a slot passes through them, so that all buffers have been in use.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -142,7 +143,7 @@ impl Case<'_> {
             emulations: Vec::new(),
             profiles: Vec::new(),
             beside: 0,
-            turns: TurnsFile::new()?,
+            turns: Arc::new(TurnsFile::new()?),
         };
         let loading = ReplicaState::Loading { progress: 0.0, waiting_for: String::new() };
         let outlook =

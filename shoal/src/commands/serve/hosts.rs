@@ -2,8 +2,8 @@
 
 use anyhow::{Context, Result};
 use futures::future::try_join_all;
+use node::NodeClient;
 use node::links::RingNodes;
-use node::{NodeClient, TurnsFile};
 use protocol::tls::{ClusterCa, TlsIdentity};
 
 use super::ServeArgs;
@@ -11,8 +11,8 @@ use crate::commands::nodes::{connect, read_identity};
 
 /// Where the stages run.
 pub(super) enum Hosts {
-    /// All on this one, in a cluster of their own that exists as long as they do; they take turns with its cores.
-    This { ca: Box<ClusterCa>, turns: TurnsFile },
+    /// All on this one, in a cluster of their own that exists as long as they do.
+    This(Box<ClusterCa>),
     /// Each on a node, replica by replica.
     Nodes { identity: TlsIdentity, replicas: Vec<Vec<NodeClient>> },
 }
@@ -21,7 +21,7 @@ impl Hosts {
     pub(super) async fn find(args: &ServeArgs) -> Result<Self> {
         let Some(identity) = args.identity.as_deref().filter(|_| args.is_on_nodes()) else {
             let ca = ClusterCa::new().context("making the cluster's certificate authority")?;
-            return Ok(Self::This { ca: Box::new(ca), turns: TurnsFile::new()? });
+            return Ok(Self::This(Box::new(ca)));
         };
         let identity = read_identity(identity)?;
         let connected = args.replica_nodes().into_iter().map(|nodes| {
@@ -35,7 +35,7 @@ impl Hosts {
     /// The nodes of a replica.
     pub(super) fn nodes(&self, replica: usize) -> &[NodeClient] {
         match self {
-            Self::This { .. } => &[],
+            Self::This(_) => &[],
             Self::Nodes { replicas, .. } => replicas.get(replica).map_or(&[], Vec::as_slice),
         }
     }
@@ -43,7 +43,7 @@ impl Hosts {
     /// The nodes of all other replicas' stages.
     pub(super) fn nodes_beside(&self, replica: usize) -> Vec<NodeClient> {
         match self {
-            Self::This { .. } => Vec::new(),
+            Self::This(_) => Vec::new(),
             Self::Nodes { replicas, .. } => {
                 let others = replicas.iter().enumerate().filter(|(other, _)| *other != replica);
                 others.flat_map(|(_, nodes)| nodes.iter().cloned()).collect()
@@ -54,7 +54,7 @@ impl Hosts {
     /// Whom to ask about the links of a replica.
     pub(super) fn ring_nodes(&self, replica: usize) -> Option<RingNodes> {
         match self {
-            Self::This { .. } => None,
+            Self::This(_) => None,
             Self::Nodes { identity, .. } => {
                 Some(RingNodes { clients: self.nodes(replica).to_vec(), identity: identity.clone() })
             }
@@ -64,9 +64,7 @@ impl Hosts {
     /// Who the orchestrator is to the masters.
     pub(super) fn tls(&self) -> Result<TlsIdentity> {
         match self {
-            Self::This { ca, .. } => {
-                ca.issue("orchestrator").context("issuing the orchestrator's certificate")
-            }
+            Self::This(ca) => ca.issue("orchestrator").context("issuing the orchestrator's certificate"),
             Self::Nodes { identity, .. } => Ok(identity.clone()),
         }
     }

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
@@ -10,7 +11,7 @@ use futures::future::{join_all, select_all};
 use futures::stream::{FuturesUnordered, StreamExt};
 use node::agent::{Agent, Outlook, RemoteReplica, ReplicaConfig};
 use node::links::{Ring, RingNews, RingOutlook, RingWatcher};
-use node::{Folders, Observer, ReplicaPlan, ReplicaRequest};
+use node::{Folders, Observer, ReplicaPlan, ReplicaRequest, TurnsFile};
 use orchestrator::{OrchestratorConfig, ReplicaFeed};
 use protocol::tls::TlsIdentity;
 use tokio::net::TcpListener;
@@ -53,8 +54,8 @@ pub(super) async fn serve(args: &ServeArgs, globals: &Globals) -> Result<()> {
     let stop = CancellationToken::new();
     let config = orchestrator_config(args, &facts, &wanted[0].plan, hosts.tls()?, feeds)?;
     let mut http = tokio::spawn(orchestrator::serve(listener, config, stop.clone()));
-    let mut session =
-        Session { args, globals, folders, hosts, profiles, stop: stop.clone(), agents: Vec::new() };
+    let (turns, agents) = (Arc::new(TurnsFile::new()?), Vec::new());
+    let mut session = Session { args, globals, folders, hosts, profiles, turns, stop: stop.clone(), agents };
     let outcome = tokio::select! {
         outcome = session.run(wanted, &facts) => outcome,
         ended = &mut http => match ended {
@@ -118,6 +119,8 @@ struct Session<'a> {
     hosts: Hosts,
     /// Of the stages' devices for the model.
     profiles: Vec<DeviceProfile>,
+    /// By which the stages on this host take turns.
+    turns: Arc<TurnsFile>,
     stop: CancellationToken,
     /// Kept here so that they can be shut down whatever ends the run.
     agents: Vec<Agent>,
@@ -167,14 +170,14 @@ impl Session<'_> {
         let settings = self.args.settings(replica, plan.stages().len() as u32);
         let profiles = self.profiles.clone();
         match &self.hosts {
-            Hosts::This { ca, turns } => {
+            Hosts::This(ca) => {
                 let prepare = |plan: ReplicaPlan, folders: &Folders, observer: &mut Observer<'_>| {
                     Ok(plan.prepare(folders, observer)?)
                 };
                 let replica = self.work(plan, prepare).await?;
                 let command = stage_worker::command(self.globals)?;
                 let emulations = Vec::new();
-                let turns = turns.clone();
+                let turns = Arc::clone(&self.turns);
                 let config =
                     ReplicaConfig { command, replica, settings, emulations, profiles, beside, turns };
                 Ok(Agent::start(config, ca, outlook)?)

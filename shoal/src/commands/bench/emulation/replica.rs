@@ -1,6 +1,7 @@
 //! A replica of emulated stages in processes of their own, and requests that run on it side by side.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -214,7 +215,7 @@ fn config(setup: &Setup, slots: u32, steps: u32, command: WorkerCommand) -> Resu
         emulations: setup.profiles.iter().map(emulation).collect::<Result<_, _>>()?,
         profiles: Vec::new(),
         beside: 0,
-        turns: TurnsFile::new()?,
+        turns: Arc::new(TurnsFile::new()?),
     })
 }
 
