@@ -274,7 +274,9 @@ impl Waiting {
         loop {
             let place = self.seat.place();
             let (deadline, is_stranded) = match place {
-                Place::Seated { replica } => return Ok(replica),
+                Place::Seated { replica }
+                | Place::Prefilled { replica }
+                | Place::Moving { from: replica, .. } => return Ok(replica),
                 Place::Parked => {
                     let since = *self.stranded.get_or_insert_with(Instant::now);
                     (since + app.limits.replay_timeout, true)

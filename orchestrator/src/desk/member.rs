@@ -3,16 +3,17 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
-use cluster::Epoch;
+use cluster::{Epoch, Role};
 
 use super::prefix::PromptPrefix;
 use super::rates::{PredictedRates, Rates};
 use super::{Order, Ticket};
-use crate::router::ReplicaView;
+use crate::router::{DecodeView, ReplicaView};
 
 /// A replica.
 #[derive(Debug)]
 pub(super) struct Member {
+    pub(super) role: Role,
     pub(super) slots: usize,
     /// The incarnation that serves; none while it does not.
     pub(super) serving: Option<Epoch>,
@@ -60,6 +61,7 @@ impl Member {
     pub(super) fn new(slots: u32, predicted: PredictedRates) -> Self {
         let slots = slots.max(1) as usize;
         Self {
+            role: Role::Mixed,
             slots,
             serving: None,
             epoch: Epoch(0),
@@ -130,6 +132,14 @@ impl Member {
         self.given.push_back(prefix.clone());
     }
 
+    /// A request whose prompt is computed elsewhere gets a slot.
+    pub(super) fn reserve(&mut self, share: Share, now: Duration) {
+        self.note(now);
+        self.held += 1;
+        self.tokens += share.tokens;
+        self.apart += usize::from(share.is_apart);
+    }
+
     /// So many of a request's prompt tokens need not be computed.
     pub(super) fn cached(&mut self, tokens: u64) {
         self.prefilling_tokens -= tokens;
@@ -181,6 +191,9 @@ impl Member {
         let begun = now.saturating_sub(self.meter.prefill_at).as_secs_f64();
         let left = (self.rates.prefill_seconds(self.prefilling_tokens as f64) - begun).max(0.0);
         let work = left + self.rates.prefill_seconds(self.line_prompts as f64);
+        if self.role == Role::Prefill {
+            return work;
+        }
         let free = self.slots.saturating_sub(self.held);
         let ahead = (self.line.len() + 1).saturating_sub(free) as f64;
         work + ahead / self.slots as f64 * mean_output * self.rates.tpot(self.slots)
@@ -189,6 +202,12 @@ impl Member {
     /// As a request sees it that came now.
     pub(super) fn view(&self, replica: usize, order: &Order, mean_output: f64, now: Duration) -> ReplicaView {
         let beside = (self.held + self.line.len() + 1).min(self.slots);
+        let decode = match self.role {
+            Role::Prefill => 0.0,
+            Role::Decode | Role::Mixed => {
+                mean_output.min(f64::from(order.most_output)) * self.rates.tpot(beside)
+            }
+        };
         let prefix = self.given.iter().map(|given| given.shared_with(&order.prefix)).max().unwrap_or(0);
         ReplicaView {
             replica,
@@ -197,9 +216,15 @@ impl Member {
             slots: self.slots,
             backlog: self.backlog(mean_output, now),
             service: self.rates.prefill_seconds(f64::from(order.prompt)),
-            decode: mean_output.min(f64::from(order.most_output)) * self.rates.tpot(beside),
+            decode,
             tokens: self.tokens,
             prefix,
         }
+    }
+
+    /// As the head of the central line sees it.
+    pub(super) fn decode_view(&self, replica: usize) -> DecodeView {
+        let free = self.slots.saturating_sub(self.held);
+        DecodeView { replica, free, held: self.held, speed: 1.0 / self.rates.tpot(self.held + 1) }
     }
 }

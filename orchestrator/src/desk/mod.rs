@@ -6,6 +6,7 @@
 //!   the queue of one that was lost.
 //! - When a replica is lost or comes back, all who wait are bound anew, by age. A request whose own replica was lost keeps its
 //!   age, so it goes before those that came after it.
+//! - Where replicas have roles, requests wait for decode slots in one [central line](Desk::handed_over).
 //! - All lines together are bounded. Who was let in once is never refused: a bound is for newcomers.
 //! - A request that lost its replica twice in a row without a token in between may be what kills them. It is kept
 //!   [apart](Company::Apart): no replica gets two of these at once, so that innocent ones are told from the guilty.
@@ -13,22 +14,24 @@
 //! Predictions rest on what is observed here of the requests that pass: the time of prompts and tokens by replica, and
 //! the mean length of answers.
 
+mod central;
 mod member;
 mod prefix;
 mod rates;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
-use cluster::Epoch;
+use cluster::{Epoch, Role};
 use rustc_hash::FxHashMap;
 
 pub use prefix::PromptPrefix;
 pub use rates::PredictedRates;
 
 use crate::router::{Policy, ReplicaView};
+use central::Decode;
 use member::{Member, Share};
 
 /// A request at the desk. Older ones are smaller.
@@ -73,6 +76,18 @@ pub enum Place {
     Seated {
         /// The replica's number.
         replica: usize,
+    },
+    /// It has one, and its first token, and waits in the central line for another replica to decode it.
+    Prefilled {
+        /// The replica that has its KV.
+        replica: usize,
+    },
+    /// It has a slot there too: its KV is to be handed over.
+    Moving {
+        /// The replica that has its KV.
+        from: usize,
+        /// The one with the reserved slot.
+        to: usize,
     },
 }
 
@@ -121,6 +136,7 @@ struct Entry {
     spot: Spot,
     /// With its slot: prompt tokens to compute, until the first token.
     prefill: Option<u64>,
+    decode: Decode,
     /// Expected tokens, as they were counted in its replica's sum.
     tokens: u64,
     generated: u32,
@@ -140,6 +156,8 @@ pub struct Desk {
     members: Vec<Member>,
     entries: FxHashMap<Ticket, Entry>,
     parked: BTreeSet<Ticket>,
+    /// Waiting for a decode slot, in the order of their first tokens.
+    central: VecDeque<Ticket>,
     /// In lines and parked.
     waiting: usize,
     limit: usize,
@@ -164,6 +182,7 @@ impl Desk {
             members: Vec::new(),
             entries: FxHashMap::default(),
             parked: BTreeSet::new(),
+            central: VecDeque::new(),
             waiting: 0,
             limit,
             mean_output: FIRST_MEAN_OUTPUT,
@@ -173,7 +192,7 @@ impl Desk {
         }
     }
 
-    /// Adds a replica that does not serve yet, and gives its number.
+    /// Adds a replica that does not serve yet and will do both phases, and gives its number.
     pub fn add(&mut self, slots: u32, predicted: PredictedRates) -> usize {
         self.members.push(Member::new(slots, predicted));
         self.members.len() - 1
@@ -192,6 +211,7 @@ impl Desk {
                 member.line.iter().filter_map(|ticket| entries.get(ticket)).map(Entry::share).collect();
             member.begin(epoch, line.into_iter(), now);
         }
+        self.review_decoders(now);
         self.bind_all_anew(now);
     }
 
@@ -212,7 +232,8 @@ impl Desk {
         }
         self.last_ticket += 1;
         let ticket = Ticket(self.last_ticket);
-        let entry = Entry { order, spot: Spot::Parked, prefill: None, tokens: 0, generated: 0 };
+        let decode = Decode::Here;
+        let entry = Entry { order, spot: Spot::Parked, prefill: None, decode, tokens: 0, generated: 0 };
         self.entries.insert(ticket, entry);
         self.park(ticket);
         if let Some(view) = chosen {
@@ -255,6 +276,7 @@ impl Desk {
                     member.apart -= 1;
                     self.bind_parked(now);
                 }
+                self.prefilled(ticket, now);
             }
         }
     }
@@ -271,9 +293,14 @@ impl Desk {
 
     /// Where a request is; none that has left is anywhere.
     pub fn place(&self, ticket: Ticket) -> Option<Place> {
-        Some(match self.entries.get(&ticket)?.spot {
+        let entry = self.entries.get(&ticket)?;
+        Some(match entry.spot {
             Spot::Parked => Place::Parked,
-            Spot::Slot(replica, _) => Place::Seated { replica },
+            Spot::Slot(replica, _) => match entry.decode {
+                Decode::Here => Place::Seated { replica },
+                Decode::Wanted => Place::Prefilled { replica },
+                Decode::Reserved(to, _) => Place::Moving { from: replica, to },
+            },
             Spot::Line(replica) => {
                 Place::Waiting { replica, ahead: self.members[replica].line.range(..ticket).count() }
             }
@@ -307,9 +334,11 @@ impl Desk {
     /// Whom the policy chooses for a request; none if nobody can take it.
     fn choose(&mut self, order: &Order, now: Duration) -> Option<ReplicaView> {
         self.views.clear();
+        let any_prefills = self.serving().any(|member| member.role != Role::Decode);
         for (replica, member) in self.members.iter().enumerate() {
             let is_apart = order.company == Company::Apart && member.apart > 0;
-            if member.serving.is_some() && !is_apart {
+            let prefills = member.role != Role::Decode || !any_prefills;
+            if member.serving.is_some() && prefills && !is_apart {
                 self.views.push(member.view(replica, order, self.mean_output, now));
             }
         }
@@ -341,7 +370,7 @@ impl Desk {
             u64::from(entry.order.prompt) + mean_output.min(f64::from(entry.order.most_output)) as u64;
         self.members[replica].enter_line(ticket, entry.share());
         self.moved.push(ticket);
-        self.fill(replica, now);
+        self.settle(now);
     }
 
     /// Binds those who are parked, oldest first, as far as they can be.
@@ -368,11 +397,14 @@ impl Desk {
         self.bind_parked(now);
     }
 
-    /// Gives a replica's free slots to the oldest in its line.
-    fn fill(&mut self, replica: usize, now: Duration) {
+    /// Gives a replica's free slots to the oldest in its line, unless the head of the central line is older.
+    fn fill(&mut self, replica: usize, head: Option<Ticket>, now: Duration) {
         loop {
             let member = &mut self.members[replica];
             let Some(&ticket) = member.line.first().filter(|_| member.has_free_slot()) else { return };
+            if member.role != Role::Prefill && head.is_some_and(|head| head < ticket) {
+                return;
+            }
             let Some(entry) = self.entries.get_mut(&ticket) else { return };
             let share = entry.share();
             member.leave_line(ticket, share);
@@ -386,6 +418,7 @@ impl Desk {
 
     /// Takes a request from where it is, and gives its slot to the next.
     fn take_off(&mut self, ticket: Ticket, now: Duration) {
+        self.end_handover(ticket, now);
         let Some(entry) = self.entries.get_mut(&ticket) else { return };
         let share = entry.share();
         match entry.spot {
@@ -396,14 +429,16 @@ impl Desk {
                 self.members[replica].leave_line(ticket, share);
                 self.waiting -= 1;
             }
-            spot @ Spot::Slot(replica, _) => {
+            spot @ Spot::Slot(..) => {
                 if let Some(member) = seat_of(&mut self.members, spot) {
                     match entry.prefill.take() {
                         Some(prompt) => member.unseat_early(Share { prompt, ..share }, now),
                         None => member.unseat(share, now),
                     }
                 }
-                self.fill(replica, now);
+                // So that it is in no slot of anyone's.
+                entry.spot = Spot::Parked;
+                self.settle(now);
             }
         }
     }

@@ -181,6 +181,88 @@ fn a_prompt_comes_back_to_the_replica_that_has_its_beginning() {
     assert_eq!(desk.place(again), Some(Place::Seated { replica }));
 }
 
+/// Replica 0 prefills, the others decode.
+fn with_roles(slots: &[u32]) -> Desk {
+    let mut desk = desk(slots, 16);
+    for replica in 0..slots.len() {
+        desk.set_role(replica, if replica == 0 { Role::Prefill } else { Role::Decode }, Duration::ZERO);
+    }
+    desk
+}
+
+#[test]
+fn prompts_go_to_those_who_prefill_and_then_wait_in_one_line_for_whoever_decodes() {
+    let mut desk = with_roles(&[4, 1, 1]);
+    let tickets: Vec<_> = (0..4).map(|_| arrive(&mut desk, order(10))).collect();
+    assert!(tickets.iter().all(|&ticket| desk.place(ticket) == Some(Place::Seated { replica: 0 })));
+    // First tokens in another order than arrivals.
+    for &i in &[1, 0, 3, 2] {
+        desk.token(tickets[i], SECOND);
+    }
+    assert_eq!(desk.place(tickets[1]), Some(Place::Moving { from: 0, to: 1 }));
+    assert_eq!(desk.place(tickets[0]), Some(Place::Moving { from: 0, to: 2 }));
+    assert_eq!(desk.place(tickets[3]), Some(Place::Prefilled { replica: 0 }));
+    // The slot at the prefill replica is held until the KV has arrived.
+    assert_eq!(desk.loads().map(|load| load.held).collect::<Vec<_>>(), [4, 1, 1]);
+    desk.handed_over(tickets[0], SECOND);
+    assert_eq!(desk.place(tickets[0]), Some(Place::Seated { replica: 2 }));
+    assert_eq!(desk.loads().map(|load| load.held).collect::<Vec<_>>(), [3, 1, 1]);
+    desk.leave(tickets[0], Leaving::Done, SECOND);
+    assert_eq!(
+        desk.place(tickets[3]),
+        Some(Place::Moving { from: 0, to: 2 }),
+        "whoever came to the line first"
+    );
+    assert_eq!(desk.place(tickets[2]), Some(Place::Prefilled { replica: 0 }));
+}
+
+#[test]
+fn where_one_role_has_no_replica_the_other_does_both() {
+    let mut desk = with_roles(&[2, 2]);
+    desk.serve(1, None, SECOND);
+    let stays = arrive(&mut desk, order(10));
+    desk.token(stays, SECOND);
+    assert_eq!(desk.place(stays), Some(Place::Seated { replica: 0 }), "nobody decodes");
+    desk.serve(0, None, SECOND);
+    desk.serve(1, Some(Epoch(2)), SECOND);
+    let goes = arrive(&mut desk, order(10));
+    assert_eq!(desk.place(goes), Some(Place::Seated { replica: 1 }), "nobody prefills");
+}
+
+#[test]
+fn a_request_whose_reserved_slot_is_lost_gets_another_or_stays() {
+    let mut desk = with_roles(&[2, 1, 1]);
+    let ticket = arrive(&mut desk, order(10));
+    desk.token(ticket, SECOND);
+    assert_eq!(desk.place(ticket), Some(Place::Moving { from: 0, to: 1 }));
+    desk.serve(1, None, SECOND);
+    assert_eq!(desk.place(ticket), Some(Place::Moving { from: 0, to: 2 }));
+    desk.serve(2, None, SECOND);
+    assert_eq!(desk.place(ticket), Some(Place::Seated { replica: 0 }));
+    desk.handed_over(ticket, SECOND);
+    assert_eq!(desk.place(ticket), Some(Place::Seated { replica: 0 }), "late news touch nobody");
+}
+
+#[test]
+fn on_a_replica_that_does_both_the_older_of_both_lines_goes_first() {
+    let mut desk = desk(&[1, 1], 16);
+    desk.set_role(0, Role::Prefill, Duration::ZERO);
+    desk.serve(0, None, Duration::ZERO);
+    let running = arrive(&mut desk, order(10));
+    desk.serve(0, Some(Epoch(2)), Duration::ZERO);
+    // A prefill replica never looks long, so this one is at replica 0.
+    let prompt = arrive(&mut desk, order(10));
+    assert_eq!(desk.place(prompt), Some(Place::Seated { replica: 0 }));
+    desk.token(prompt, SECOND);
+    assert_eq!(desk.place(prompt), Some(Place::Prefilled { replica: 0 }));
+    desk.serve(0, None, SECOND);
+    let younger = arrive(&mut desk, order(10));
+    assert_eq!(desk.place(younger), Some(Place::Waiting { replica: 1, ahead: 0 }));
+    desk.leave(running, Leaving::Done, SECOND);
+    assert_eq!(desk.place(prompt), Some(Place::Moving { from: 0, to: 1 }));
+    assert_eq!(desk.place(younger), Some(Place::Waiting { replica: 1, ahead: 0 }));
+}
+
 #[derive(Debug, Clone)]
 enum Act {
     Arrive { prompt: u32, apart: bool },
@@ -188,8 +270,10 @@ enum Act {
     Token(usize),
     Lost(usize),
     Leave(usize),
+    HandedOver(usize),
     Serve(usize),
     Fall(usize),
+    Role(usize, Role),
 }
 
 fn act() -> impl Strategy<Value = Act> {
@@ -199,6 +283,9 @@ fn act() -> impl Strategy<Value = Act> {
         6 => any::<usize>().prop_map(Act::Token),
         1 => any::<usize>().prop_map(Act::Lost),
         2 => any::<usize>().prop_map(Act::Leave),
+        3 => any::<usize>().prop_map(Act::HandedOver),
+        1 => (any::<usize>(), prop::sample::select(vec![Role::Prefill, Role::Decode, Role::Mixed]))
+            .prop_map(|(n, role)| Act::Role(n, role)),
         1 => any::<usize>().prop_map(Act::Serve),
         1 => any::<usize>().prop_map(Act::Fall),
     ]
@@ -208,7 +295,9 @@ fn act() -> impl Strategy<Value = Act> {
 fn check(desk: &Desk) {
     let mut waiting = 0;
     for (i, member) in desk.members.iter().enumerate() {
-        let sits = |entry: &&Entry| entry.spot == Spot::Slot(i, member.epoch);
+        let sits = |entry: &&Entry| {
+            entry.spot == Spot::Slot(i, member.epoch) || entry.decode == Decode::Reserved(i, member.epoch)
+        };
         let lines = |entry: &&Entry| entry.spot == Spot::Line(i);
         let seated: Vec<_> = desk.entries.values().filter(sits).collect();
         let line: Vec<_> = desk.entries.values().filter(lines).collect();
@@ -223,10 +312,21 @@ fn check(desk: &Desk) {
         let view = member.view(i, &order(1), desk.mean_output, Duration::MAX);
         assert_eq!(view.tokens, seated.iter().chain(&line).map(|entry| entry.tokens).sum::<u64>());
         assert_eq!(view.waiting, line.len() + seated.iter().filter(|entry| entry.prefill.is_some()).count());
+        let is_mixed_use = |of: Role| desk.serving().all(|member| member.role == of);
+        assert!(member.role != Role::Decode || line.is_empty() || is_mixed_use(Role::Decode));
+        let decodes = member.role != Role::Prefill && member.has_free_slot();
+        assert!(!decodes || desk.central.is_empty(), "nobody waits beside a free decode slot");
         assert!(view.work().is_finite() && view.work() >= 0.0);
     }
     assert_eq!(desk.waiting, waiting + desk.parked.len());
-    let serves = desk.serving().any(|member| member.apart == 0);
+    let wanted = desk.entries.iter().filter(|(_, entry)| entry.decode == Decode::Wanted);
+    assert_eq!(wanted.count(), desk.central.len());
+    for (ticket, entry) in desk.entries.iter().filter(|(_, entry)| entry.decode != Decode::Here) {
+        assert!(matches!(entry.spot, Spot::Slot(..)) && entry.prefill.is_none(), "{ticket:?}: {entry:?}");
+    }
+    let any_prefills = desk.serving().any(|member| member.role != Role::Decode);
+    let prefills = |member: &&Member| member.role != Role::Decode || !any_prefills;
+    let serves = desk.serving().filter(prefills).any(|member| member.apart == 0);
     assert!(desk.parked.is_empty() || !serves, "nobody is parked beside one who serves");
 }
 
@@ -269,6 +369,10 @@ proptest! {
                         desk.leave(tickets.swap_remove(n), leaving, now);
                     }
                 }
+                Act::HandedOver(n) => {
+                    if let Some(n) = pick(n, tickets.len()) { desk.handed_over(tickets[n], now) }
+                }
+                Act::Role(n, role) => desk.set_role(n % slots.len(), role, now),
                 Act::Serve(n) => {
                     epoch += 1;
                     desk.serve(n % slots.len(), Some(Epoch(epoch)), now);
