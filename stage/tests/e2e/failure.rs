@@ -207,7 +207,13 @@ async fn a_model_that_does_not_load_is_told_by_status() {
     std::fs::write(&config.slices[0].path, b"GGUF, but not really").unwrap();
     let worker = Worker::start(config.clone()).await.unwrap();
     let identity = ca.issue("agent").unwrap();
-    let replica = Replica { addresses: vec![worker.address()], identity, epoch: 0, encoding: SHAPE.encoding, blocks: Vec::new() };
+    let replica = Replica {
+        addresses: vec![worker.address()],
+        identity,
+        epoch: 0,
+        encoding: SHAPE.encoding,
+        blocks: Vec::new(),
+    };
     let deadline = Instant::now() + PATIENCE;
     let failure = loop {
         let status = replica.status(0).await;
