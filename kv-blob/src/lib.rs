@@ -12,7 +12,7 @@
 //! | --- | --- |
 //! | V as rows or transposed (without flash attention) | read, cut, merged and written as it is |
 //! | a cache per sequence, or one for all | only a count in front; a blob is written for either |
-//! | sliding windows | a second cache after the first, with the positions that llama.cpp has not masked (whether a slice has one depends on the cut) |
+//! | sliding windows | a second cache with the positions not masked; whether a slice has it depends on its cut |
 //! | M-RoPE | cells carry two more positions and a token |
 //! | multi-head latent attention | no values |
 //! | recurrent states | not read: they belong to a whole sequence, not to positions |
