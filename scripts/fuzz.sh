@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fuzzes what reads files, GGUF and the planner's, for some seconds each (120 unless told). Needs a nightly Rust
+# Fuzzes what reads files, GGUF and the planner's, and KV blobs, for some seconds each (120 unless told). Needs a nightly Rust
 # toolchain.
 #
 #   scripts/fuzz.sh [SECONDS]
@@ -17,7 +17,7 @@ fi
 cargo_tool cargo-fuzz 0.13.2
 # Sanitizer builds have flags of their own and would push the workspace's outputs aside.
 export CARGO_TARGET_DIR=$shoal_cache/fuzz-target
-for crate in gguf protocol; do
+for crate in gguf kv-blob protocol; do
     cd "$crate"
     for target in $(cargo +nightly fuzz list); do
         echo "== fuzz: $target, $seconds s"

@@ -4,3 +4,4 @@
 #include "core.h"
 #include "chat.h"
 #include "grammar.h"
+#include "kv.h"

@@ -5,6 +5,7 @@
 
 mod arrays;
 mod params;
+mod state;
 mod tap;
 
 use std::ffi::c_void;

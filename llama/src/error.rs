@@ -100,6 +100,47 @@ pub enum Error {
         /// Slots of the context.
         n_slots: u32,
     },
+    /// A slot's keys and values could not be copied out.
+    #[error("llama.cpp wrote {written} of the {bytes} bytes of slot {slot}: {reason}")]
+    Export {
+        /// The slot.
+        slot: u32,
+        /// Bytes it wrote.
+        written: usize,
+        /// Bytes it had announced.
+        bytes: usize,
+        /// What llama.cpp logged.
+        reason: String,
+    },
+    /// Keys and values were not taken. The slot is empty.
+    #[error("llama.cpp took {read} of {bytes} bytes into slot {slot}: {reason}")]
+    Import {
+        /// The slot.
+        slot: u32,
+        /// Bytes it read.
+        read: usize,
+        /// Bytes it was given.
+        bytes: usize,
+        /// What llama.cpp logged.
+        reason: String,
+    },
+    /// A blob was written for another slot or another context.
+    #[error(
+        "a blob for sequence {meant} of {streams} caches was given for slot {slot} of a context with {own_streams}"
+    )]
+    Misplaced {
+        /// The slot it was written for.
+        meant: u32,
+        /// Caches of the context it was written for.
+        streams: u32,
+        /// The slot it was given for.
+        slot: u32,
+        /// Caches of the context.
+        own_streams: u32,
+    },
+    /// Bytes are no blob of keys and values.
+    #[error("keys and values: {0}")]
+    Blob(#[from] kv_blob::BlobError),
     /// Text could not be turned into tokens.
     #[error("cannot tokenise {bytes} bytes of text: {reason}")]
     Tokenize {

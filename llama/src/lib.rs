@@ -21,6 +21,9 @@ mod shim;
 mod threads;
 mod vocab;
 
+/// Slots' keys and values as bytes: how they are read, cut by layer and put together.
+pub use kv_blob;
+
 #[cfg(feature = "testing")]
 pub mod testing;
 

@@ -144,6 +144,8 @@ impl Generation {
                         return Ok(Progress::Piece(piece));
                     }
                 }
+                // Only who asks for a hand-off is told of one.
+                Event::Held(_) | Event::HandedOver(_) => {}
                 Event::Finished(finished) => return Ok(self.finish(finished)),
                 // Already an error where it was received.
                 Event::Failed(failed) => return Err(ApiError::Engine { reason: failed.message }),
@@ -187,7 +189,10 @@ impl Generation {
         let rest = self.text.finish();
         let end = match finished.reason() {
             v1::FinishReason::Length => End::Full,
-            v1::FinishReason::Stop | v1::FinishReason::Unspecified => End::Stopped,
+            v1::FinishReason::Stop
+            | v1::FinishReason::Unspecified
+            | v1::FinishReason::HandedOff
+            | v1::FinishReason::HoldExpired => End::Stopped,
         };
         let Journal { prompt, cached, .. } = self.journal;
         let usage = Usage::new(prompt, cached, finished.generated_tokens);

@@ -6,6 +6,7 @@
 
 pub mod emulation;
 pub mod frame;
+pub mod hand_off;
 pub mod identity;
 pub mod listen;
 pub mod node;

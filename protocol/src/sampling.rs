@@ -2,9 +2,12 @@
 //! the engine nor llama.cpp's samplers ever meet one. Knows nothing of slots or queues; a prompt longer than a slot
 //! is the engine's to refuse.
 
+use std::time::Duration;
+
 use cluster::RequestId;
 use thiserror::Error;
 
+use crate::hand_off::{HandOff, HandOffError, HeldSlot};
 use crate::v1;
 
 /// Longest request id in bytes: a UUID has 36, and the id goes into every log line.
@@ -18,6 +21,9 @@ pub const MAX_GRAMMAR: usize = 1 << 20;
 
 /// Most triggers of a lazy grammar.
 pub const MAX_TRIGGERS: usize = 1024;
+
+/// Longest hold of a slot: a hand-off takes seconds, and whoever holds a slot for minutes has forgotten it.
+pub const MAX_HOLD_MS: u32 = 10 * 60 * 1000;
 
 /// A checked request.
 #[derive(Debug, Clone, PartialEq)]
@@ -36,6 +42,8 @@ pub struct Generation {
     pub top_logprobs: Option<u32>,
     /// Go on past end-of-generation tokens.
     pub ignore_eos: bool,
+    /// What it has to do with another replica.
+    pub hand_off: HandOff,
 }
 
 /// How tokens are chosen; every number finite and in range.
@@ -157,6 +165,14 @@ pub enum InvalidRequest {
     TriggerCount { got: usize },
     #[error("a lazy grammar without triggers would never bind")]
     NoTrigger,
+    #[error("a slot is to be held for {got} ms, more than {MAX_HOLD_MS}")]
+    Hold { got: u32 },
+    #[error("a request cannot both take a prompt over and hand it off")]
+    HoldAndFrom,
+    #[error("where the prompt is to be had: {0}")]
+    From(#[from] HandOffError),
+    #[error("{tokens} tokens of another replica's slot leave nothing of a prompt of {prompt} to compute")]
+    NothingLeft { tokens: u32, prompt: usize },
 }
 
 impl Generation {
@@ -182,6 +198,7 @@ impl Generation {
                 wanted: "at most 20",
             });
         }
+        let hand_off = check_hand_off(wire.hold_ms, wire.from, wire.prompt.len())?;
         let reported = wire.logprobs || wire.top_logprobs > 0;
         Ok(Self {
             request: RequestId(wire.request),
@@ -191,7 +208,25 @@ impl Generation {
             sampling: check_sampling(wire.sampling.ok_or(InvalidRequest::NoSampling)?, n_vocab)?,
             top_logprobs: reported.then_some(wire.top_logprobs),
             ignore_eos: wire.ignore_eos,
+            hand_off,
         })
+    }
+}
+
+fn check_hand_off(
+    hold_ms: u32,
+    from: Option<v1::HeldSlot>,
+    prompt: usize,
+) -> Result<HandOff, InvalidRequest> {
+    match (hold_ms, from.map(HeldSlot::check).transpose()?) {
+        (0, None) => Ok(HandOff::None),
+        (0, Some(HeldSlot { tokens, .. })) if tokens as usize >= prompt => {
+            Err(InvalidRequest::NothingLeft { tokens, prompt })
+        }
+        (0, Some(from)) => Ok(HandOff::From(from)),
+        (got, _) if got > MAX_HOLD_MS => Err(InvalidRequest::Hold { got }),
+        (_, Some(_)) => Err(InvalidRequest::HoldAndFrom),
+        (ms, None) => Ok(HandOff::Hold(Duration::from_millis(u64::from(ms)))),
     }
 }
 
@@ -301,6 +336,12 @@ fn check_grammar(wire: v1::Grammar, n_vocab: u32) -> Result<Grammar, InvalidRequ
 
 impl From<Generation> for v1::GenerateRequest {
     fn from(generation: Generation) -> Self {
+        let (hold_ms, from) = match generation.hand_off {
+            HandOff::None => (0, None),
+            // Less than a millisecond is none at all.
+            HandOff::Hold(time) => (u32::try_from(time.as_millis()).unwrap_or(u32::MAX), None),
+            HandOff::From(slot) => (0, Some(slot.into())),
+        };
         Self {
             request: generation.request.0,
             prompt: generation.prompt,
@@ -310,6 +351,8 @@ impl From<Generation> for v1::GenerateRequest {
             logprobs: generation.top_logprobs.is_some(),
             top_logprobs: generation.top_logprobs.unwrap_or(0),
             ignore_eos: generation.ignore_eos,
+            hold_ms,
+            from,
         }
     }
 }
@@ -385,6 +428,7 @@ mod tests {
             sampling,
             top_logprobs: Some(2),
             ignore_eos: true,
+            hand_off: HandOff::Hold(Duration::from_millis(20)),
         }
         .into()
     }
@@ -473,5 +517,18 @@ mod tests {
             g.trigger_patterns.clear();
         });
         sampling_refusal(|s| s.logit_bias = vec![v1::LogitBias { token: 1, bias: 0.0 }; 51]);
+    }
+
+    #[test]
+    fn a_request_hands_off_or_takes_over_within_limits() {
+        let slot = |tokens| v1::HeldSlot { epoch: 1, slot: 2, hold: 3, tokens, chain: Vec::new() };
+        assert!(refusal(|r| r.hold_ms = MAX_HOLD_MS + 1).contains("held for 600001 ms"));
+        assert!(refusal(|r| r.from = Some(slot(1))).contains("both take a prompt over and hand it off"));
+        let from = |tokens| v1::GenerateRequest { hold_ms: 0, from: Some(slot(tokens)), ..good() };
+        let refused = |tokens| Generation::check(from(tokens), N_VOCAB).unwrap_err().to_string();
+        assert!(refused(2).contains("2 tokens of another replica's slot leave nothing of a prompt of 2"));
+        assert!(refused(0).contains("has no tokens"));
+        let checked = Generation::check(from(1), N_VOCAB).unwrap();
+        assert_eq!(v1::GenerateRequest::from(checked), from(1));
     }
 }

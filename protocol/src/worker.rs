@@ -33,6 +33,8 @@ pub struct WorkerConfig {
     pub n_layer: u32,
     /// Width of a hidden row.
     pub n_embd: u32,
+    /// SHA-256 of the whole model: slots change hands between stages of one model only.
+    pub model_hash: [u8; 32],
     /// The stage's slices in order; each begins where the one before ends.
     pub slices: Vec<SliceConfig>,
     /// The file of token embeddings; stage 0 has one, no other stage does.
@@ -277,6 +279,7 @@ mod tests {
             n_stages: 2,
             n_layer: 10,
             n_embd: 64,
+            model_hash: [7; 32],
             slices: vec![slice(0, 2), slice(2, 5)],
             embedding: Some("embedding\n.gguf".into()),
             slots: 4,
@@ -331,8 +334,8 @@ mod tests {
 
     #[test]
     fn another_version_is_refused_by_number_even_if_its_fields_are_unknown() {
-        let error = WorkerConfig::from_line(r#"{"version":3,"engine":"new"}"#).unwrap_err();
-        assert!(error.to_string().contains("has version 3, but this binary speaks version 2"), "{error}");
+        let error = WorkerConfig::from_line(r#"{"version":4,"engine":"new"}"#).unwrap_err();
+        assert!(error.to_string().contains("has version 4, but this binary speaks version 3"), "{error}");
         let error = WorkerHello::from_line(r#"{"version":0,"port":1}"#).unwrap_err();
         assert!(error.to_string().contains("worker hello has version 0"), "{error}");
         let hello = WorkerHello::new(4711);

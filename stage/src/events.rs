@@ -17,6 +17,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::engine::AdmitError;
 use crate::generate::Events;
+use crate::hand_off::Order;
 
 /// Requests to the inference thread that may wait; their senders wait when it is full. It empties the queue between
 /// any two batches.
@@ -34,6 +35,8 @@ pub(crate) enum Control {
         /// Told once the sequences are forgotten.
         done: oneshot::Sender<()>,
     },
+    /// Copy a slot's sequence, or what else a hand-off needs.
+    HandOff(Order),
     /// Take a request in. Stages other than the master drop it.
     Admit(Box<Admit>),
     /// End the thread.
@@ -73,6 +76,8 @@ pub(crate) struct Inputs {
 pub(crate) struct Inlet {
     pub(crate) control: mpsc::Receiver<Control>,
     pub(crate) frames: mpsc::Receiver<Arrived>,
+    /// For tasks that tell the thread how they ended. It does not keep the thread alive.
+    pub(crate) orders: mpsc::WeakSender<Control>,
 }
 
 impl Arrived {
@@ -85,7 +90,8 @@ impl Arrived {
 pub(crate) fn channels(config: &WorkerConfig) -> (Inputs, Inlet) {
     let (control, control_inlet) = mpsc::channel(CONTROL_QUEUE);
     let (frames, frames_inlet) = mpsc::channel(frames_in_flight(config));
-    (Inputs { control, frames }, Inlet { control: control_inlet, frames: frames_inlet })
+    let orders = control.downgrade();
+    (Inputs { control, frames }, Inlet { control: control_inlet, frames: frames_inlet, orders })
 }
 
 /// Frames that a replica has in flight at most.

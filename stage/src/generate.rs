@@ -9,6 +9,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use protocol::hand_off::{HandOff, HeldSlot};
 use protocol::sampling::Generation;
 use protocol::v1;
 use protocol::worker::WorkerConfig;
@@ -17,14 +18,15 @@ use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
 use crate::engine::{
-    AdmitError, Closed, Event, EventSink, FailureKind, FinishReason, Finished, GeneratedToken,
+    AdmitError, Closed, Event, EventSink, FailureKind, FinishReason, Finished, GeneratedToken, HandedOver,
     TokenProbability,
 };
 use crate::events::{Admit, Control, Inputs};
 use crate::shared::{LoadState, Shared};
 
-/// Events of a request besides its tokens and its places in the queue: one at the start, one at the end.
-const OTHER_EVENTS: usize = 2;
+/// Events of a request besides its tokens and its places in the queue: one at the start, one at the end, and one when it
+/// has taken a prompt over or is held.
+const OTHER_EVENTS: usize = 3;
 
 type Item = Result<v1::GenerateEvent, Status>;
 
@@ -52,6 +54,21 @@ impl EngineService {
         }
     }
 
+    /// Whoever hands off or takes over needs to know where the stages are, and how their keys and values lie.
+    fn check_hand_off(&self, generation: &Generation) -> Result<(), Status> {
+        if generation.hand_off == HandOff::None {
+            return Ok(());
+        }
+        if let Some(Err(reason)) = self.shared.kv() {
+            return Err(Status::failed_precondition(format!("slots cannot change hands here: {reason}")));
+        }
+        if self.shared.chain().is_empty() {
+            let reason = "slots cannot change hands: the replica was linked without its stages' addresses";
+            return Err(Status::failed_precondition(reason));
+        }
+        Ok(())
+    }
+
     /// Room for every event a request can have: a token per position, one of which every prompt takes, and its places
     /// in the queue. It is announced again to those behind whenever someone leaves; nobody leaves more often than
     /// there are places and slots to leave from, since those who come stand behind.
@@ -73,11 +90,12 @@ impl v1::engine_server::Engine for EngineService {
         let n_vocab = self.n_vocab()?;
         let generation = Generation::check(request.into_inner(), n_vocab)
             .map_err(|error| Status::invalid_argument(error.to_string()))?;
+        self.check_hand_off(&generation)?;
         let (sender, receiver) = mpsc::channel(self.room(&generation));
         // Made before the wait: a client that leaves meanwhile drops it, which frees what the engine has given.
         let events = EventStream { receiver, shared: Arc::clone(&self.shared) };
         let (reply, admitted) = oneshot::channel();
-        let admit = Admit { generation, events: Events(sender), reply };
+        let admit = Admit { generation, events: Events { sender, shared: Arc::clone(&self.shared) }, reply };
         let gone = || Status::unavailable("the inference thread has ended");
         self.inputs.control.send(Control::Admit(Box::new(admit))).await.map_err(|_| gone())?;
         admitted.await.map_err(|_| gone())?.map_err(|error| refusal(&error))?;
@@ -98,6 +116,10 @@ impl v1::engine_server::Engine for EngineService {
             queue_limit: self.config.queue_limit,
             generated_tokens: status.generated_tokens,
             prefilled_tokens: status.prefilled_tokens,
+            held: status.held,
+            taken_over: status.taken_over.sequences,
+            taken_over_bytes: status.taken_over.bytes,
+            not_taken_over: status.taken_over.failures,
         }))
     }
 }
@@ -119,6 +141,8 @@ fn refusal(error: &AdmitError) -> Status {
         | AdmitError::TokenOutOfRange { .. }
         | AdmitError::NothingToGenerate
         | AdmitError::ReplayedTooMany { .. }
+        | AdmitError::NothingLeft { .. }
+        | AdmitError::CannotHandOff
         | AdmitError::Sampling(_) => Status::invalid_argument(message),
     }
 }
@@ -147,18 +171,44 @@ impl Drop for EventStream {
 
 /// The engine's end of a request's channel.
 #[derive(Debug)]
-pub(crate) struct Events(mpsc::Sender<Item>);
+pub(crate) struct Events {
+    sender: mpsc::Sender<Item>,
+    shared: Arc<Shared>,
+}
 
 impl Events {
     /// Tells later whether the client is still there.
     pub(crate) fn watch(&self) -> Watch {
-        Watch(self.0.downgrade())
+        Watch(self.sender.downgrade())
     }
 }
 
 impl EventSink for Events {
     fn send(&mut self, event: Event) -> Result<(), Closed> {
-        self.0.try_send(Ok(event.into())).map_err(|_| Closed)
+        let event = Some(self.wire(event));
+        self.sender.try_send(Ok(v1::GenerateEvent { event })).map_err(|_| Closed)
+    }
+}
+
+impl Events {
+    fn wire(&self, event: Event) -> v1::generate_event::Event {
+        use v1::generate_event::Event as Wire;
+        match event {
+            Event::Queued { position } => Wire::Queued(v1::Queued { position }),
+            Event::Started { slot, cached } => {
+                Wire::Started(v1::Started { slot: slot.0, cached_tokens: cached })
+            }
+            Event::Token(token) => Wire::Token(token.into()),
+            Event::Held { slot, hold, tokens } => {
+                let (epoch, chain) = (self.shared.epoch(), self.shared.chain());
+                Wire::Held(HeldSlot { epoch, slot, hold: hold.0, tokens, chain }.into())
+            }
+            Event::HandedOver(handed_over) => Wire::HandedOver(handed_over.into()),
+            Event::Finished(finished) => Wire::Finished(finished.into()),
+            Event::Failed { kind, message } => {
+                Wire::Failed(v1::Failed { kind: v1::FailureKind::from(kind).into(), message })
+            }
+        }
     }
 }
 
@@ -187,21 +237,9 @@ impl Watch {
     }
 }
 
-impl From<Event> for v1::GenerateEvent {
-    fn from(event: Event) -> Self {
-        use v1::generate_event::Event as Wire;
-        let event = match event {
-            Event::Queued { position } => Wire::Queued(v1::Queued { position }),
-            Event::Started { slot, cached } => {
-                Wire::Started(v1::Started { slot: slot.0, cached_tokens: cached })
-            }
-            Event::Token(token) => Wire::Token(token.into()),
-            Event::Finished(finished) => Wire::Finished(finished.into()),
-            Event::Failed { kind, message } => {
-                Wire::Failed(v1::Failed { kind: v1::FailureKind::from(kind).into(), message })
-            }
-        };
-        Self { event: Some(event) }
+impl From<HandedOver> for v1::HandedOver {
+    fn from(HandedOver { tokens, bytes, took, failure }: HandedOver) -> Self {
+        Self { tokens, bytes, took_ms: took.as_secs_f64() * 1e3, failure: failure.unwrap_or_default() }
     }
 }
 
@@ -218,6 +256,8 @@ impl From<Finished> for v1::Finished {
         let reason = match finished.reason {
             FinishReason::Stop => v1::FinishReason::Stop,
             FinishReason::Length => v1::FinishReason::Length,
+            FinishReason::HandedOff => v1::FinishReason::HandedOff,
+            FinishReason::HoldExpired => v1::FinishReason::HoldExpired,
         };
         Self {
             reason: reason.into(),

@@ -16,6 +16,7 @@ use tokio::runtime::Handle;
 use crate::chain::{Call, Chain, ChainError};
 use crate::engine::LimitsError;
 use crate::events::{Arrived, Control, Inlet, Outlet, frames_in_flight};
+use crate::hand_off::{Parties, TakeOvers};
 use crate::inbox::Inbox;
 use crate::load::{self, Stage};
 use crate::master::Master;
@@ -62,8 +63,11 @@ pub(crate) fn run(config: Arc<WorkerConfig>, shared: Arc<Shared>, mut inlet: Inl
     let loaded = load::load(&config, &shared).map_err(|error| error.to_string());
     let inference = loaded.and_then(|stage| {
         let facts = stage.facts;
-        let inference =
-            Inference::new(config, Arc::clone(&shared), stage).map_err(|error| error.to_string())?;
+        shared.set_kv(stage.kv.clone());
+        let take_overs =
+            TakeOvers::new(Arc::clone(&shared), config.tls.clone(), inlet.orders.clone(), runtime.clone());
+        let inference = Inference::new(config, Arc::clone(&shared), stage, take_overs)
+            .map_err(|error| error.to_string())?;
         shared.set_outcome(Ok(facts));
         Ok(inference)
     });
@@ -79,10 +83,15 @@ pub(crate) fn run(config: Arc<WorkerConfig>, shared: Arc<Shared>, mut inlet: Inl
 }
 
 impl Inference {
-    fn new(config: Arc<WorkerConfig>, shared: Arc<Shared>, stage: Stage) -> Result<Self, LimitsError> {
+    fn new(
+        config: Arc<WorkerConfig>,
+        shared: Arc<Shared>,
+        stage: Stage,
+        take_overs: TakeOvers,
+    ) -> Result<Self, LimitsError> {
         let Stage { chain, sampling, .. } = stage;
-        let master =
-            sampling.map(|sampling| Master::new(&config, Arc::clone(&shared), sampling)).transpose()?;
+        let master = sampling.map(|sampling| Master::new(&config, Arc::clone(&shared), sampling, take_overs));
+        let master = master.transpose()?;
         Ok(Self {
             inbox: Inbox::new(config.n_batch),
             config,
@@ -133,7 +142,7 @@ impl Inference {
     }
 
     async fn wake(&self, inlet: &mut Inlet) -> Wake {
-        let deadline = self.master.as_ref().and_then(Master::deadline);
+        let deadline = self.master.as_ref().and_then(Master::wakes_at);
         tokio::select! {
             order = inlet.control.recv() => order.map_or(Wake::Gone, Wake::Control),
             frame = inlet.frames.recv() => frame.map_or(Wake::Gone, Wake::Frame),
@@ -157,6 +166,11 @@ impl Inference {
                 tracing::info!(epoch = epoch.0, stage = self.config.stage, "joined the epoch");
                 // Whoever asked may have given up; the epoch has begun all the same.
                 let _ = done.send(());
+            }
+            Control::HandOff(order) => {
+                let (epoch, is_broken) = (self.epoch, self.is_broken);
+                let (chain, master) = (&mut *self.chain, self.master.as_mut());
+                Parties { epoch, is_broken, chain, master }.obey(order);
             }
             Control::Admit(admit) => {
                 if let Some(master) = &mut self.master {
@@ -280,6 +294,9 @@ impl Inference {
     /// Sends the steps that the engine has ready: to stage 0, or to this very stage if it is the only one.
     fn send_steps(&mut self) {
         let Some(master) = &mut self.master else { return };
+        if !self.is_broken {
+            master.hand_off(self.epoch);
+        }
         while !self.is_broken
             && let Some(step) = master.next_step(self.epoch)
         {

@@ -12,6 +12,7 @@
 //! | `inbox` | which frames run next |
 //! | `chain`, `turns`, `load`, `memory` | the slices: running, loading and weighing them |
 //! | `emulated` | instead of slices: a device that sleeps for its profiled times |
+//! | `hand_off` | slots' sequences that go to other replicas, and come from them |
 //! | `observed` | how long steps took |
 //! | `master`, `sampling`, `engine` | continuous batching; `engine` knows neither llama.cpp nor tokio |
 #![forbid(unsafe_code)]
@@ -22,6 +23,7 @@ mod chain;
 mod emulated;
 mod events;
 mod generate;
+mod hand_off;
 mod inbox;
 mod inference;
 mod link;

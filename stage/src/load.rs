@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use cluster::{LayerRange, LayerRangeError, StageTimeError};
+use cluster::{LayerRange, LayerRangeError, ModelHash, StageTimeError};
 use llama::{
     ContextParams, EmbeddingTable, ExtraBuffers, MemoryMap, Model, ModelParams, Output, SliceContext, Vocab,
 };
@@ -22,6 +22,7 @@ use thiserror::Error;
 
 use crate::chain::{Chain, ChainError, Slice, Slices};
 use crate::emulated::{self, DoesNotFit};
+use crate::hand_off::{KvFacts, SliceForm};
 use crate::memory::resident;
 use crate::sampling::StageSampling;
 use crate::shared::{Loaded, Shared};
@@ -52,6 +53,8 @@ pub(crate) enum LoadError {
 pub(crate) struct Stage {
     pub(crate) chain: Box<dyn Chain>,
     pub(crate) facts: Loaded,
+    /// Its keys and values, or why they cannot be handed off.
+    pub(crate) kv: Result<KvFacts, String>,
     /// The master's.
     pub(crate) sampling: Option<StageSampling>,
 }
@@ -88,10 +91,10 @@ fn load_slices(config: &WorkerConfig, shared: &Arc<Shared>) -> Result<Stage, Loa
         LoadError::Turns { path, source }
     })?;
     let mut chain = Slices::new(slices, embedding, config.n_embd, turns);
-    warm_up(&mut chain, config)?;
+    let kv = warm_up(&mut chain, config)?;
     llama::release_freed_memory();
     let facts = facts(config, &chain, runtime, n_vocab.unwrap_or(0))?;
-    Ok(Stage { chain: Box::new(chain), facts, sampling: vocab.map(StageSampling::by_logits) })
+    Ok(Stage { chain: Box::new(chain), facts, kv, sampling: vocab.map(StageSampling::by_logits) })
 }
 
 fn load_model(
@@ -142,8 +145,10 @@ fn context_params(config: &WorkerConfig, output: Output) -> ContextParams {
 /// tokens, which on a slow host is most of the start.
 const WARM_UP_ROWS: u32 = 2;
 
-/// Runs two rows, and a single one, whose graph is another; leaves no sequence behind.
-fn warm_up(chain: &mut Slices, config: &WorkerConfig) -> Result<(), ChainError> {
+/// Runs two rows, and a single one, whose graph is another; leaves no sequence behind. Keys and values are told from what the
+/// row leaves.
+fn warm_up(chain: &mut Slices, config: &WorkerConfig) -> Result<Result<KvFacts, String>, ChainError> {
+    let mut kv = Err("no row was run".to_owned());
     for n in [WARM_UP_ROWS.min(config.n_ubatch).min(config.n_ctx), 1] {
         let data = vec![0; n as usize * config.n_embd as usize * RowEncoding::F16.element_bytes()];
         let frame = Frame {
@@ -158,9 +163,26 @@ fn warm_up(chain: &mut Slices, config: &WorkerConfig) -> Result<(), ChainError> 
         let rows = chain.add(&frame);
         rows.take(config.slots as usize).for_each(|row| chain.want(row));
         chain.compute()?;
+        kv = kv_facts(chain, config).map_err(|error| error.to_string());
         chain.clear();
     }
-    Ok(())
+    Ok(kv)
+}
+
+/// Of a chain whose slot 0 holds something.
+fn kv_facts(chain: &mut Slices, config: &WorkerConfig) -> Result<KvFacts, LoadError> {
+    let layout = chain.export(Default::default())?.layout();
+    let form = |slice: &Slice| -> Result<SliceForm, LoadError> {
+        Ok(SliceForm { form: slice.context.kv_form()?, streams: slice.context.place(0).streams })
+    };
+    let end = config.slices.last().map_or(0, |slice| slice.layers.end());
+    Ok(KvFacts {
+        layers: LayerRange::new(config.entry_layer(), end)?,
+        model: ModelHash(config.model_hash),
+        n_ctx: config.n_ctx,
+        layout,
+        slices: chain.slices().iter().map(form).collect::<Result<_, _>>()?,
+    })
 }
 
 fn facts(config: &WorkerConfig, chain: &Slices, runtime: u64, n_vocab: u32) -> Result<Loaded, LoadError> {

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cluster::{Epoch, StepId};
+use cluster::{Epoch, SlotId, StepId};
 use protocol::frame::{Frame, Rows};
 use protocol::worker::WorkerConfig;
 use tokio::time::Instant;
@@ -13,9 +13,11 @@ use tokio::time::Instant;
 use crate::chain::Chain;
 use crate::engine::{
     Admission, Engine, EngineLimits, FailureKind, FrameKind, LimitsError, Logits, RequestKey, Rollback,
+    TransferEnd,
 };
 use crate::events::Admit;
 use crate::generate::{Events, Fate, Watch};
+use crate::hand_off::TakeOvers;
 use crate::sampling::{StageSampling, request};
 use crate::shared::Shared;
 
@@ -33,6 +35,7 @@ pub(crate) struct Master {
     moved: Option<Instant>,
     /// Decode steps under way.
     sent: VecDeque<Sent>,
+    take_overs: TakeOvers,
 }
 
 /// A decode step under way.
@@ -47,6 +50,7 @@ impl Master {
         config: &WorkerConfig,
         shared: Arc<Shared>,
         sampling: StageSampling,
+        take_overs: TakeOvers,
     ) -> Result<Self, LimitsError> {
         let limits = EngineLimits {
             slots: config.slots,
@@ -68,6 +72,7 @@ impl Master {
             step_deadline: Duration::from_secs(u64::from(config.step_deadline_secs)),
             moved: None,
             sent: VecDeque::new(),
+            take_overs,
         };
         master.publish();
         Ok(master)
@@ -107,6 +112,7 @@ impl Master {
 
     /// The stages are linked anew and empty.
     pub(crate) fn reset(&mut self) {
+        self.take_overs.stop();
         self.engine.reset();
         self.moved = None;
         self.sent.clear();
@@ -115,6 +121,7 @@ impl Master {
 
     /// The stages are lost, and every request with them.
     pub(crate) fn lose(&mut self, reason: &str) {
+        self.take_overs.stop();
         self.engine.fail_all(FailureKind::ReplicaLost, reason);
         self.moved = None;
         self.sent.clear();
@@ -159,8 +166,38 @@ impl Master {
         }
     }
 
+    /// Begins the transfers that are due, and ends the holds whose time is up.
+    pub(crate) fn hand_off(&mut self, epoch: Epoch) {
+        self.engine.expire_holds(self.now());
+        while let Some(transfer) = self.engine.next_transfer() {
+            self.take_overs.begin(epoch, transfer);
+        }
+    }
+
+    /// A transfer has ended.
+    pub(crate) fn transferred(&mut self, key: RequestKey, end: TransferEnd) {
+        let (failure, now) = (end.failure().map(str::to_owned), self.now());
+        if let Some(reason) = failure {
+            tracing::warn!(request = key.0, %reason, "a sequence was not taken over; its prompt is computed here");
+        }
+        self.engine.transferred(key, end, now);
+    }
+
+    /// Ends a hold. False if it had ended already.
+    pub(crate) fn release_held(&mut self, slot: SlotId, hold: RequestKey) -> bool {
+        let was_held = self.engine.release_held(slot, hold, self.now());
+        self.publish();
+        was_held
+    }
+
+    /// When something is to be done though nothing has come: a step is overdue, or a hold expires.
+    pub(crate) fn wakes_at(&self) -> Option<Instant> {
+        let expiry = self.engine.next_expiry().map(|at| self.started + at);
+        self.deadline().into_iter().chain(expiry).min()
+    }
+
     /// When a step will have been under way for too long.
-    pub(crate) fn deadline(&self) -> Option<Instant> {
+    fn deadline(&self) -> Option<Instant> {
         self.moved.map(|moved| moved + self.step_deadline)
     }
 

@@ -40,13 +40,15 @@ pub(crate) struct LogitSampler {
 
 /// The engine's form of a checked request.
 pub(crate) fn request(generation: Generation) -> Request<Params> {
-    let Generation { request, prompt, replayed, max_tokens, sampling, top_logprobs, ignore_eos } = generation;
+    let Generation { request, prompt, replayed, max_tokens, sampling, top_logprobs, ignore_eos, hand_off } =
+        generation;
     Request {
         id: request,
         prompt,
         replayed,
         max_tokens,
         ignore_eos,
+        hand_off,
         sampling: Params { sampling, top_logprobs },
     }
 }

@@ -7,6 +7,7 @@ use std::time::Instant;
 use cluster::Epoch;
 use futures::StreamExt;
 use protocol::frame::{Frame, FrameLimits, RowInput};
+use protocol::hand_off::check_chain;
 use protocol::rows::RowEncoding;
 use protocol::tls::describe_status;
 use protocol::v1;
@@ -170,10 +171,13 @@ impl v1::stage_server::Stage for StageService {
         self.loaded()?;
         let mut link = self.link.lock().await;
         let encoding = self.check_link(&request)?;
+        let chain = check_chain(request.chain.clone())
+            .map_err(|error| Status::invalid_argument(error.to_string()))?;
         let epoch = Epoch(request.epoch);
         // The old link first: the inference thread may be waiting for room in it.
         *link = None;
         self.shared.prepare_epoch(epoch);
+        self.shared.set_chain(chain);
         let Some(encoding) = encoding else {
             self.reset(epoch, None).await?;
             self.shared.enter_epoch(epoch);

@@ -2,12 +2,14 @@
 //! counters. Latches and numbers only, so that nobody ever waits to report a fault, and no report is lost in a queue.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use cluster::Epoch;
+use protocol::hand_off::ChainStage;
 use tokio::sync::{Notify, watch};
 
 use crate::engine::EngineStatus;
+use crate::hand_off::KvFacts;
 use crate::observed::Observed;
 
 /// What a loaded stage knows of itself.
@@ -50,6 +52,8 @@ pub(crate) struct Shared {
     observed: Observed,
     engine: Mutex<Option<EngineStatus>>,
     bell: Notify,
+    kv: OnceLock<Result<KvFacts, String>>,
+    chain: Mutex<Vec<ChainStage>>,
 }
 
 /// Whether the chain of the newest epoch is broken, and how it came about: the first reason is the one that counts.
@@ -76,6 +80,8 @@ impl Shared {
             observed: Observed::default(),
             engine: Mutex::new(None),
             bell: Notify::new(),
+            kv: OnceLock::new(),
+            chain: Mutex::default(),
         })
     }
 
@@ -93,6 +99,26 @@ impl Shared {
 
     pub(crate) fn set_outcome(&self, outcome: Result<Loaded, String>) {
         *lock(&self.outcome) = Some(outcome);
+    }
+
+    pub(crate) fn set_kv(&self, kv: Result<KvFacts, String>) {
+        // Loaded once.
+        let _ = self.kv.set(kv);
+    }
+
+    /// The stage's keys and values, or why they cannot be handed off; none before it is loaded.
+    pub(crate) fn kv(&self) -> Option<&Result<KvFacts, String>> {
+        self.kv.get()
+    }
+
+    /// All stages of the replica in the newest epoch, as others reach them.
+    pub(crate) fn set_chain(&self, chain: Vec<ChainStage>) {
+        *lock(&self.chain) = chain;
+    }
+
+    /// All stages of the replica; none if they were not told.
+    pub(crate) fn chain(&self) -> Vec<ChainStage> {
+        lock(&self.chain).clone()
     }
 
     /// The epoch whose frames are taken; 0 before the first.

@@ -7,6 +7,7 @@ use std::thread::{self, JoinHandle};
 
 use protocol::listen::{FrameSizes, ListenError, TlsIncoming, server};
 use protocol::v1::engine_server::EngineServer;
+use protocol::v1::kv_server::KvServer;
 use protocol::v1::stage_server::StageServer;
 use protocol::worker::{WorkerConfig, WorkerLineError};
 use thiserror::Error;
@@ -16,6 +17,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::events::{Control, Inputs, channels};
 use crate::generate::EngineService;
+use crate::hand_off::KvService;
 use crate::service::StageService;
 use crate::shared::Shared;
 use crate::{inference, parent};
@@ -105,10 +107,12 @@ impl Worker {
         let (inputs, inlet) = channels(&config);
         let sizes = FrameSizes::for_rows(config.n_batch, config.n_embd);
         let stage = StageService::new(Arc::clone(&config), Arc::clone(&shared), inputs.clone());
+        let hand_off = KvService::new(Arc::clone(&config), Arc::clone(&shared), inputs.clone());
         let engine = EngineService::new(Arc::clone(&config), Arc::clone(&shared), inputs.clone());
         let router = server(sizes)
             .add_service(StageServer::new(stage).max_decoding_message_size(sizes.max_message))
-            .add_service(EngineServer::new(engine).max_decoding_message_size(MAX_REQUEST));
+            .add_service(EngineServer::new(engine).max_decoding_message_size(MAX_REQUEST))
+            .add_service(KvServer::new(hand_off));
         let serving = AbortOnDropHandle::new(tokio::spawn(router.serve_with_incoming(incoming)));
         let (alive, ended) = oneshot::channel::<()>();
         let runtime = Handle::current();

@@ -100,6 +100,7 @@ pub(crate) fn worker_config(order: &StageOrder, shape: &ModelShape, host: OnHost
         n_stages: order.n_stages,
         n_layer: shape.n_layer(),
         n_embd: shape.n_embd,
+        model_hash: order.model_hash.0,
         slices: vec![SliceConfig { path: host.slice, layers: order.layers, gpu_layers: order.gpu_layers }],
         embedding: (order.stage == 0).then_some(host.embedding),
         slots: order.slots,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::{Epoch, ReplicaState, StageIndex, StageReport};
+use protocol::hand_off::ChainStage;
 use protocol::rows::RowEncoding;
 use protocol::tls::{self, TlsIdentity};
 use protocol::v1::stage_client::StageClient;
@@ -107,13 +108,15 @@ impl Supervisor {
     /// Links from the master down to stage 0, so that a stage's successor is in the epoch already when it links.
     async fn link(&self, stages: &[LoadedStage], epoch: Epoch) -> Result<(), Refusal> {
         let encoding = v1::Encoding::from(self.encoding).into();
+        let chain: Vec<_> = stages.iter().map(chain_stage).collect();
         for (i, stage) in stages.iter().enumerate().rev() {
             let linking = async {
                 let next = match stages.len() {
                     1 => String::new(),
                     n => address_for(stage, &stages[(i + 1) % n]).await?,
                 };
-                link_one(stage, LinkRequest { epoch: epoch.0, next, encoding }, &self.identity).await
+                let request = LinkRequest { epoch: epoch.0, next, encoding, chain: chain.clone() };
+                link_one(stage, request, &self.identity).await
             };
             let linked = tokio::time::timeout(LINK_DEADLINE, linking).await;
             let late = || Err(format!("no answer for {} s", LINK_DEADLINE.as_secs()));
@@ -167,6 +170,12 @@ async fn address_for(stage: &LoadedStage, next: &LoadedStage) -> Result<String, 
         }
         _ => Ok(next.address.to_string()),
     }
+}
+
+/// How other replicas' stages, and the master, reach a stage: as this process does.
+fn chain_stage(stage: &LoadedStage) -> v1::ChainStage {
+    let (address, layers) = (stage.address.to_string(), stage.report.layers);
+    ChainStage { address, layers }.into()
 }
 
 async fn link_one(stage: &LoadedStage, request: LinkRequest, identity: &TlsIdentity) -> Result<(), String> {

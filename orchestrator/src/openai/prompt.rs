@@ -48,6 +48,7 @@ impl Prompt {
             sampling: common.sampling,
             top_logprobs,
             ignore_eos: common.ignore_eos,
+            hand_off: protocol::hand_off::HandOff::None,
         };
         let checked = Generation::check(generation.into(), bounds.n_vocab).map_err(refusal)?;
         Ok(Prepared { request: checked.into(), stops: common.stops, shown: HashSet::new() })

@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use cluster::{LayerRange, Phase, SlotId, StageTimeError};
+use llama::kv_blob::{Blob, BlobError, Prepared};
 use protocol::frame::{Frame, KvOp};
 use thiserror::Error;
 
@@ -38,6 +39,22 @@ pub(crate) enum ChainError {
     /// The lock by which stages of a host take turns.
     #[error("waiting for a turn to compute: {0}")]
     Turn(#[source] std::io::Error),
+    /// Keys and values of a slot could not be cut or put together.
+    #[error("keys and values of {slot}: {source}")]
+    Blob {
+        slot: SlotId,
+        #[source]
+        source: BlobError,
+    },
+    /// A hand-off brought blobs for other slices.
+    #[error("{got} blobs came for {slices} slices")]
+    BlobCount { got: usize, slices: usize },
+    /// As llama.cpp's caches of such models have it.
+    #[error("recurrent blocks keep a state that is not cut by position and layer")]
+    Recurrent,
+    /// An emulated slot has no tokens. llama.cpp says so itself.
+    #[error("{slot} has no tokens")]
+    Empty { slot: SlotId },
     /// An emulated device's profile cannot tell how long the batch takes.
     #[error(transparent)]
     Time(#[from] StageTimeError),
@@ -85,6 +102,12 @@ pub(crate) trait Chain {
 
     /// Applies an operation to all blocks.
     fn apply(&mut self, op: KvOp) -> Result<(), ChainError>;
+
+    /// A copy of a slot's keys and values, of all blocks.
+    fn export(&mut self, slot: SlotId) -> Result<Blob, ChainError>;
+
+    /// Replaces a slot's sequence: a blob for each slice. On an error the slot may hold anything, or nothing.
+    fn import(&mut self, slot: SlotId, blobs: &[Prepared]) -> Result<(), ChainError>;
 
     /// Begins an empty batch.
     fn begin(&mut self);

@@ -4,7 +4,8 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use cluster::LayerRange;
+use cluster::{LayerRange, SlotId};
+use llama::kv_blob::{Blob, Prepared};
 use llama::{EmbeddingTable, RowInput, SliceContext, Token};
 use protocol::frame::{Frame, KvOp, Rows};
 
@@ -95,6 +96,27 @@ impl Chain for Slices {
                 KvOp::KeepOnly(slot) => context.keep_only(slot.0),
             };
             applied.map_err(|source| ChainError::Slice { layers: *layers, source })?;
+        }
+        Ok(())
+    }
+
+    fn export(&mut self, slot: SlotId) -> Result<Blob, ChainError> {
+        let mut parts = Vec::with_capacity(self.slices.len());
+        for Slice { layers, context } in &mut self.slices {
+            let part = context.export_slot(slot.0);
+            parts.push(part.map_err(|source| ChainError::Slice { layers: *layers, source })?);
+        }
+        Blob::merge(parts).map_err(|source| ChainError::Blob { slot, source })
+    }
+
+    fn import(&mut self, slot: SlotId, blobs: &[Prepared]) -> Result<(), ChainError> {
+        let (got, slices) = (blobs.len(), self.slices.len());
+        if got != slices {
+            return Err(ChainError::BlobCount { got, slices });
+        }
+        for (Slice { layers, context }, blob) in self.slices.iter_mut().zip(blobs) {
+            let done = context.import_slot(slot.0, blob);
+            done.map_err(|source| ChainError::Slice { layers: *layers, source })?;
         }
         Ok(())
     }

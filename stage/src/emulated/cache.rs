@@ -44,6 +44,16 @@ impl Cache {
         self.next.fill(0);
     }
 
+    /// Positions that a slot holds.
+    pub(super) fn held(&self, slot: SlotId) -> u32 {
+        self.next.get(slot.0 as usize).copied().unwrap_or(0)
+    }
+
+    /// A slot's sequence is replaced by one of so many tokens.
+    pub(super) fn replace(&mut self, slot: SlotId, tokens: u32) {
+        *self.next(slot) = tokens;
+    }
+
     pub(super) fn apply(&mut self, op: KvOp) -> Result<(), ChainError> {
         match op {
             KvOp::RemoveFrom { slot, from } => {
@@ -76,7 +86,7 @@ impl Cache {
 
     /// As `SliceContext::remove_from` decides it.
     fn can_forget(&self, slot: SlotId, from: u32) -> bool {
-        let next = self.next.get(slot.0 as usize).copied().unwrap_or(0);
+        let next = self.held(slot);
         if from == 0 || from >= next {
             return true;
         }

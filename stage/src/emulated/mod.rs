@@ -6,15 +6,17 @@
 mod cache;
 mod clock;
 mod fit;
+mod kv;
 mod text;
 
 use std::ops::Range;
 use std::time::Duration;
 
 use cluster::{
-    BlockKind, DeviceProfile, LayerRange, Load, Millis, ModelShape, Phase, StageBatch, StageParts,
+    BlockKind, DeviceProfile, LayerRange, Load, Millis, ModelShape, Phase, SlotId, StageBatch, StageParts,
     StageTimeError,
 };
+use llama::kv_blob::{Blob, Prepared};
 use protocol::emulation::Emulation;
 use protocol::frame::{Frame, KvOp, RowRun};
 use protocol::worker::WorkerConfig;
@@ -28,6 +30,7 @@ use crate::shared::Loaded;
 use cache::Cache;
 use clock::{Clock, TRANSIT};
 pub(crate) use fit::DoesNotFit;
+use kv::Kv;
 pub(crate) use text::{RuleSampler, TextRule};
 
 /// "Loads" a stage: finds out whether it fits, and that the profile can tell its times.
@@ -38,8 +41,12 @@ pub(crate) fn load(config: &WorkerConfig, emulation: &Emulation) -> Result<Stage
     let needs = fit::needs(config, &model, load, &profile);
     needs.check(&profile.device, emulation.memory.into())?;
     let end = config.slices.last().map_or(0, |slice| slice.layers.end());
-    let cache = Cache::new(config, LayerRange::new(config.entry_layer(), end)?, &model);
-    let chain = Emulated::new(config, profile, parts(config, &model), cache)?;
+    let layers = LayerRange::new(config.entry_layer(), end)?;
+    let cache = Cache::new(config, layers, &model);
+    let own_kv = Kv::new(layers, &model);
+    let kv = own_kv.as_ref().map(|kv| kv.facts(config, layers)).ok_or(ChainError::Recurrent.to_string());
+    let mut chain = Emulated::new(config, profile, parts(config, &model), cache)?;
+    chain.kv = own_kv;
     let total = needs.total();
     let facts = Loaded {
         weights: total.weights.0,
@@ -50,7 +57,7 @@ pub(crate) fn load(config: &WorkerConfig, emulation: &Emulation) -> Result<Stage
         n_vocab: model.n_vocab,
     };
     let sampling = config.is_master().then(|| StageSampling::Rule(TextRule::new(model.n_vocab)));
-    Ok(Stage { chain: Box::new(chain), facts, sampling })
+    Ok(Stage { chain: Box::new(chain), facts, kv, sampling })
 }
 
 /// An emulated stage.
@@ -59,6 +66,8 @@ struct Emulated {
     parts: StageParts,
     time_scale: f64,
     cache: Cache,
+    /// None with recurrent blocks.
+    kv: Option<Kv>,
     clock: Clock,
     n_embd: usize,
     runs: Vec<RowRun>,
@@ -81,6 +90,7 @@ impl Emulated {
             parts,
             time_scale: config.emulation.as_ref().map_or(1.0, |emulation| emulation.time_scale),
             cache,
+            kv: None,
             clock: Clock::default(),
             n_embd,
             runs: Vec::new(),
@@ -144,6 +154,17 @@ impl Chain for Emulated {
 
     fn apply(&mut self, op: KvOp) -> Result<(), ChainError> {
         self.cache.apply(op)
+    }
+
+    fn export(&mut self, slot: SlotId) -> Result<Blob, ChainError> {
+        let tokens = self.cache.held(slot);
+        let kv = self.kv.as_ref().ok_or(ChainError::Recurrent)?;
+        if tokens == 0 { Err(ChainError::Empty { slot }) } else { Ok(kv.blob(tokens)) }
+    }
+
+    fn import(&mut self, slot: SlotId, blobs: &[Prepared]) -> Result<(), ChainError> {
+        self.cache.replace(slot, blobs.first().map_or(0, Prepared::tokens));
+        Ok(())
     }
 
     fn begin(&mut self) {

@@ -1,13 +1,14 @@
 //! What the engine tells the one who asked.
 //!
-//! An admitted request gets `Queued` any number of times, then `Started`, then tokens, and last exactly one of
+//! An admitted request gets `Queued` any number of times, then `Started`, `HandedOver` if it takes a prompt over, then tokens,
+//! `Held` if it hands off, and last exactly one of
 //! `Finished` and `Failed`; a cancelled one just stops getting any.
 
 use std::time::Duration;
 
 use cluster::SlotId;
 
-use super::request::Token;
+use super::request::{RequestKey, Token};
 
 /// News of one request.
 #[derive(Debug, Clone, PartialEq)]
@@ -26,6 +27,17 @@ pub enum Event {
     },
     /// A token was drawn.
     Token(GeneratedToken),
+    /// Its slot is held, after the first token.
+    Held {
+        /// The slot.
+        slot: SlotId,
+        /// Tells this hold from later ones.
+        hold: RequestKey,
+        /// Tokens that the slot holds.
+        tokens: u32,
+    },
+    /// The beginning of its prompt was to be taken over, and was or was not.
+    HandedOver(HandedOver),
     /// It is over, as asked.
     Finished(Finished),
     /// It is over before its end.
@@ -35,6 +47,19 @@ pub enum Event {
         /// What happened.
         message: String,
     },
+}
+
+/// How a request came by the keys and values of its prompt.
+#[derive(Debug, Clone, PartialEq)]
+pub struct HandedOver {
+    /// Prompt tokens that need no computing.
+    pub tokens: u32,
+    /// Bytes that travelled.
+    pub bytes: u64,
+    /// Since the request had its slot.
+    pub took: Duration,
+    /// Why nothing was taken over.
+    pub failure: Option<String>,
 }
 
 /// One drawn token. The end-of-generation token that ends an answer is not reported.
@@ -81,6 +106,10 @@ pub enum FinishReason {
     Stop,
     /// `max_tokens` or the slot's end was reached.
     Length,
+    /// Another replica has its sequence now.
+    HandedOff,
+    /// None has taken it, for as long as it was to be held.
+    HoldExpired,
 }
 
 /// Whose fault a failure is.

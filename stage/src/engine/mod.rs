@@ -40,6 +40,7 @@
 mod compose;
 mod events;
 mod frame;
+mod hand_off;
 mod limits;
 mod queue;
 mod request;
@@ -61,9 +62,11 @@ use std::time::Duration;
 use cluster::{SlotId, StepId};
 
 pub use events::{
-    Closed, Event, EventSink, FailureKind, FinishReason, Finished, GeneratedToken, TokenProbability,
+    Closed, Event, EventSink, FailureKind, FinishReason, Finished, GeneratedToken, HandedOver,
+    TokenProbability,
 };
 pub use frame::{FrameKind, StepFrame};
+pub use hand_off::{TakenOver, Transfer, TransferEnd};
 pub use limits::{EngineLimits, LimitsError, Rollback};
 pub use request::{Admission, AdmitError, Request, RequestKey, Token};
 pub use sampling::{Logits, Sample, Sampled, Sampling, SamplingError};
@@ -88,6 +91,7 @@ pub struct Engine<S: Sampling, E> {
     releases: u64,
     generated_tokens: u64,
     prefilled_tokens: u64,
+    taken_over: TakenOver,
 }
 
 #[derive(Debug)]
@@ -109,6 +113,10 @@ pub struct EngineStatus {
     pub generated_tokens: u64,
     /// Prompt tokens computed since the start; cached ones are not counted.
     pub prefilled_tokens: u64,
+    /// Slots that are held for others; they are in use.
+    pub held: u32,
+    /// Sequences taken over from others since the start.
+    pub taken_over: TakenOver,
 }
 
 impl<S: Sampling, E: EventSink> Engine<S, E> {
@@ -129,6 +137,7 @@ impl<S: Sampling, E: EventSink> Engine<S, E> {
             releases: 0,
             generated_tokens: 0,
             prefilled_tokens: 0,
+            taken_over: TakenOver::default(),
         })
     }
 
@@ -145,6 +154,9 @@ impl<S: Sampling, E: EventSink> Engine<S, E> {
             in_flight: self.steps.len() as u32,
             generated_tokens: self.generated_tokens,
             prefilled_tokens: self.prefilled_tokens,
+            held: self.running().filter(|running| matches!(running.phase(), Phase::Held { .. })).count()
+                as u32,
+            taken_over: self.taken_over,
         }
     }
 
@@ -174,8 +186,8 @@ impl<S: Sampling, E: EventSink> Engine<S, E> {
             .sampling
             .sampler(&request.sampling, &request.prompt, request.replayed)
             .map_err(AdmitError::Sampling)?;
-        let Request { id, prompt, replayed, max_tokens, ignore_eos, .. } = request;
-        let ticket = Ticket { key, id, prompt, replayed, max_tokens, ignore_eos, sampler, events };
+        let Request { id, prompt, replayed, max_tokens, ignore_eos, hand_off, .. } = request;
+        let ticket = Ticket { key, id, prompt, replayed, max_tokens, ignore_eos, hand_off, sampler, events };
         if has_free_slot {
             self.start(ticket, now);
         } else {
@@ -185,12 +197,15 @@ impl<S: Sampling, E: EventSink> Engine<S, E> {
         Ok(())
     }
 
-    /// Gives a request up, wherever it is. Its slot or place goes to the next at once; it gets no further event. A
-    /// request that is already over is none of its business.
+    /// Gives a request up, wherever it is. Its slot or place goes to the next at once, unless a transfer into the slot is under
+    /// way; it gets no further event. A request that is already over is none of its business.
     pub fn cancel(&mut self, key: RequestKey, now: Duration) {
         if let Some(ticket) = self.queue.remove(key) {
             tracing::debug!(request = %ticket.id, "cancelled while queued");
         } else if let Some(index) = self.slot_of(key) {
+            if self.slots[index].running.as_mut().is_some_and(Running::abandon) {
+                return;
+            }
             if let Some(running) = self.release(index) {
                 tracing::debug!(request = %running.id(), phase = ?running.phase(), "cancelled");
             }
@@ -272,7 +287,9 @@ impl<S: Sampling, E: EventSink> Engine<S, E> {
         if let Ok(running) = Running::start(ticket, slot.id, placement.cached, now) {
             let cached = placement.cached;
             tracing::debug!(request = %running.id(), slot = slot.id.0, cached, "started");
-            self.schedule.add_prompt(slot.id, running.next_rows());
+            if running.unsent() > 0 {
+                self.schedule.add_prompt(slot.id, running.next_rows());
+            }
             slot.running = Some(running);
         }
     }
@@ -318,6 +335,7 @@ impl<S: Sampling, E: EventSink> Engine<S, E> {
         self.generated_tokens += u64::from(running.generated() - before);
         match advance {
             Advance::Ready => self.schedule.add_ready(output.slot),
+            Advance::Held => tracing::debug!(request = %running.id(), "held"),
             Advance::Over => {
                 tracing::debug!(request = %running.id(), generated = running.generated(), "over");
                 self.release(index);
@@ -361,6 +379,7 @@ impl<S: Sampling, E: EventSink> Engine<S, E> {
                 }
                 Some(Phase::Ready { .. }) => (true, 0),
                 Some(Phase::InFlight) => (false, 1),
+                Some(Phase::TakingOver { .. } | Phase::Held { .. }) => (false, 0),
             };
             assert_eq!(self.schedule.waits(id), waits, "{id} has rows to send or has not");
             assert_eq!(awaited, awaits, "{id} waits for one row at most, and only when all is sent");

@@ -4,8 +4,9 @@
 //! engine understands.
 
 use cluster::RequestId;
+use protocol::hand_off::{HandOff, HeldSlot};
 
-use super::limits::EngineLimits;
+use super::limits::{EngineLimits, Rollback};
 use super::sampling::SamplingError;
 
 /// A token id of the model's vocabulary.
@@ -28,6 +29,8 @@ pub struct Request<P> {
     pub max_tokens: u32,
     /// Go on past end-of-generation tokens.
     pub ignore_eos: bool,
+    /// What it has to do with another replica.
+    pub hand_off: HandOff,
     /// How tokens are drawn.
     pub sampling: P,
 }
@@ -78,6 +81,17 @@ pub enum AdmitError {
         /// Tokens of the prompt.
         prompt: usize,
     },
+    /// A state that stands for a whole sequence cannot be re-cut by layer and position.
+    #[error("slots of a model with recurrent blocks cannot change hands")]
+    CannotHandOff,
+    /// The sequence to be taken over leaves nothing to compute.
+    #[error("{tokens} tokens are to be taken over, the prompt has {prompt}")]
+    NothingLeft {
+        /// Tokens of the sequence.
+        tokens: u32,
+        /// Tokens of the prompt.
+        prompt: usize,
+    },
     /// The sampling parameters cannot be served.
     #[error("preparing the sampler failed")]
     Sampling(#[source] SamplingError),
@@ -114,6 +128,14 @@ impl<P> Request<P> {
         if self.replayed as usize > prompt {
             return Err(AdmitError::ReplayedTooMany { replayed: self.replayed, prompt });
         }
+        if self.hand_off != HandOff::None && limits.rollback == Rollback::AppendOnly {
+            return Err(AdmitError::CannotHandOff);
+        }
+        if let HandOff::From(HeldSlot { tokens, .. }) = self.hand_off
+            && (tokens == 0 || tokens as usize >= prompt)
+        {
+            return Err(AdmitError::NothingLeft { tokens, prompt });
+        }
         let n_vocab = limits.n_vocab;
         let is_token = |token: Token| u32::try_from(token).is_ok_and(|id| id < n_vocab);
         match self.prompt.iter().position(|token| !is_token(*token)) {
@@ -125,7 +147,6 @@ impl<P> Request<P> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::limits::Rollback;
     use super::*;
 
     fn check(change: impl FnOnce(&mut Request<()>)) -> String {
@@ -145,6 +166,7 @@ mod tests {
             replayed: 0,
             max_tokens: 1,
             ignore_eos: false,
+            hand_off: HandOff::None,
             sampling: (),
         };
         change(&mut request);

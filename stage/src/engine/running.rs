@@ -6,6 +6,7 @@ use std::error::Error;
 use std::time::Duration;
 
 use cluster::{RequestId, SlotId};
+use protocol::hand_off::HandOff;
 
 use super::events::{Closed, Event, EventSink, FailureKind, FinishReason, Finished, GeneratedToken};
 use super::limits::EngineLimits;
@@ -27,6 +28,7 @@ pub(super) struct Ticket<M, E> {
     pub(super) replayed: u32,
     pub(super) max_tokens: u32,
     pub(super) ignore_eos: bool,
+    pub(super) hand_off: HandOff,
     pub(super) sampler: M,
     pub(super) events: E,
 }
@@ -34,10 +36,11 @@ pub(super) struct Ticket<M, E> {
 /// A request that has a slot.
 #[derive(Debug)]
 pub(super) struct Running<M, E> {
-    ticket: Ticket<M, E>,
-    phase: Phase,
+    pub(super) ticket: Ticket<M, E>,
+    pub(super) slot: SlotId,
+    pub(super) phase: Phase,
     generated: u32,
-    started: Duration,
+    pub(super) started: Duration,
     first_token: Option<Duration>,
 }
 
@@ -50,6 +53,21 @@ pub(super) enum Phase {
     Ready { token: Token },
     /// For the logits of the token that it sent.
     InFlight,
+    /// For the keys and values of its prompt's beginning. The slot holds the first `cached` tokens.
+    TakingOver { cached: usize, stage: TakeOver },
+    /// For another replica, until then, to take its sequence over.
+    Held { until: Duration },
+}
+
+/// How far taking over is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum TakeOver {
+    /// Nobody has been asked to begin: rows of the slot's last request may be under way.
+    Due,
+    /// Stages may be writing to the slot.
+    Begun,
+    /// They may, and the request is no more.
+    Abandoned,
 }
 
 /// What a row's logits led to.
@@ -57,6 +75,8 @@ pub(super) enum Phase {
 pub(super) enum Advance {
     /// A token waits to be sent.
     Ready,
+    /// The request holds its slot for another replica.
+    Held,
     /// The request is over and has had its last event.
     Over,
 }
@@ -82,13 +102,14 @@ impl<M: Sample, E: EventSink> Running<M, E> {
     ) -> Result<Self, Closed> {
         assert!(cached < ticket.prompt.len(), "{}: a prompt token is left to compute", ticket.id);
         ticket.events.send(Event::Started { slot, cached: cached as u32 })?;
-        Ok(Self {
-            ticket,
-            phase: Phase::Prefill { sent: cached },
-            generated: 0,
-            started: now,
-            first_token: None,
-        })
+        let phase = match &ticket.hand_off {
+            // What the slot holds is all that would be taken over.
+            HandOff::From(from) if cached < from.tokens as usize => {
+                Phase::TakingOver { cached, stage: TakeOver::Due }
+            }
+            HandOff::None | HandOff::Hold(_) | HandOff::From(_) => Phase::Prefill { sent: cached },
+        };
+        Ok(Self { ticket, slot, phase, generated: 0, started: now, first_token: None })
     }
 
     pub(super) fn key(&self) -> RequestKey {
@@ -97,6 +118,10 @@ impl<M: Sample, E: EventSink> Running<M, E> {
 
     pub(super) fn id(&self) -> &RequestId {
         &self.ticket.id
+    }
+
+    pub(super) fn slot(&self) -> SlotId {
+        self.slot
     }
 
     pub(super) fn phase(&self) -> Phase {
@@ -110,14 +135,14 @@ impl<M: Sample, E: EventSink> Running<M, E> {
 
     /// Whether it is past its prompt.
     pub(super) fn is_decoding(&self) -> bool {
-        !matches!(self.phase, Phase::Prefill { .. })
+        matches!(self.phase, Phase::Ready { .. } | Phase::InFlight)
     }
 
     /// Prompt tokens not yet sent.
     pub(super) fn unsent(&self) -> usize {
         match self.phase {
             Phase::Prefill { sent } => self.ticket.prompt.len() - sent,
-            Phase::Ready { .. } | Phase::InFlight => 0,
+            Phase::Ready { .. } | Phase::InFlight | Phase::TakingOver { .. } | Phase::Held { .. } => 0,
         }
     }
 
@@ -164,7 +189,7 @@ impl<M: Sample, E: EventSink> Running<M, E> {
         now: Duration,
     ) -> Advance {
         assert!(
-            self.phase == Phase::InFlight || (!self.is_decoding() && self.unsent() == 0),
+            matches!(self.phase, Phase::InFlight | Phase::Prefill { .. }) && self.unsent() == 0,
             "{} is in {:?}, it waits for no logits",
             self.ticket.id,
             self.phase
@@ -188,6 +213,9 @@ impl<M: Sample, E: EventSink> Running<M, E> {
         // The token at position n_ctx was drawn, but the slot has no place to send it to.
         if self.generated == self.ticket.max_tokens || position == limits.n_ctx {
             return self.finish(FinishReason::Length, now);
+        }
+        if let HandOff::Hold(time) = self.ticket.hand_off {
+            return self.hold(now + time);
         }
         self.phase = Phase::Ready { token };
         Advance::Ready
@@ -223,7 +251,7 @@ impl<M: Sample, E: EventSink> Running<M, E> {
         Advance::Over
     }
 
-    fn finish(&mut self, reason: FinishReason, now: Duration) -> Advance {
+    pub(super) fn finish(&mut self, reason: FinishReason, now: Duration) -> Advance {
         let first_token = self.first_token.unwrap_or(now);
         let finished = Finished {
             reason,

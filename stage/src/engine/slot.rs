@@ -26,11 +26,13 @@ pub(super) struct Cache {
     tokens: Vec<Token>,
     /// Positions there are.
     n_ctx: usize,
+    /// What the caches hold is not known, and no token of it is recorded.
+    is_spoilt: bool,
 }
 
 impl<R> Slot<R> {
     pub(super) fn new(id: SlotId, n_ctx: u32) -> Self {
-        let cache = Cache { tokens: Vec::new(), n_ctx: n_ctx as usize };
+        let cache = Cache { tokens: Vec::new(), n_ctx: n_ctx as usize, is_spoilt: false };
         Self { id, cache, running: None, last_used: 0 }
     }
 
@@ -43,6 +45,7 @@ impl<R> Slot<R> {
     /// Forgets its tokens: the stages have.
     pub(super) fn clear(&mut self) {
         self.cache.tokens.clear();
+        self.cache.is_spoilt = false;
         self.last_used = 0;
     }
 }
@@ -67,7 +70,22 @@ impl Cache {
         assert!(end <= self.n_ctx, "a slot has {} positions, not {end}", self.n_ctx);
         self.tokens.truncate(from);
         self.tokens.extend_from_slice(tokens);
-        (from < held).then_some(from as u32)
+        let removes = from < held || std::mem::take(&mut self.is_spoilt);
+        removes.then_some(from as u32)
+    }
+
+    /// Records that the stages' caches were replaced, and hold `tokens`.
+    pub(super) fn replace(&mut self, tokens: &[Token]) {
+        assert!(tokens.len() <= self.n_ctx, "a slot has {} positions, not {}", self.n_ctx, tokens.len());
+        self.tokens.clear();
+        self.tokens.extend_from_slice(tokens);
+        self.is_spoilt = false;
+    }
+
+    /// Records that nobody knows what the caches hold: some stages may have replaced theirs.
+    pub(super) fn spoil(&mut self) {
+        self.tokens.clear();
+        self.is_spoilt = true;
     }
 }
 

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 
 use cluster::{SlotId, StepId};
+use protocol::slots::SlotSet;
 
 use super::frame::{FrameKind, StepFrame};
 use super::request::RequestKey;
@@ -33,6 +34,7 @@ pub(super) struct Step {
     pub(super) kind: FrameKind,
     pub(super) rows: usize,
     pub(super) outputs: Vec<OutputRow>,
+    slots: SlotSet,
 }
 
 /// Every step that was sent and has not come back.
@@ -50,7 +52,8 @@ impl Steps {
     }
 
     pub(super) fn sent(&mut self, frame: &StepFrame, outputs: Vec<OutputRow>) {
-        let step = Step { kind: frame.kind, rows: frame.tokens.len(), outputs };
+        let slots = frame.runs.iter().map(|run| run.slot).collect();
+        let step = Step { kind: frame.kind, rows: frame.tokens.len(), outputs, slots };
         let before = self.in_flight.insert(frame.step, step);
         assert!(before.is_none(), "{} is sent once", frame.step);
     }
@@ -61,6 +64,11 @@ impl Steps {
 
     pub(super) fn outputs_of(&self, step: StepId) -> &[OutputRow] {
         self.in_flight.get(&step).map_or(&[], |step| &step.outputs)
+    }
+
+    /// Whether rows of a slot are under way, wanted or not.
+    pub(super) fn touch(&self, slot: SlotId) -> bool {
+        self.in_flight.values().any(|step| step.slots.contains(slot))
     }
 
     /// The rows that are waited for.

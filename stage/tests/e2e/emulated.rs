@@ -79,6 +79,7 @@ fn configs(n_stages: u32, attention: Attention, memory: DeviceMemory, ca: &Clust
             n_stages,
             n_layer: N_LAYER,
             n_embd: 64,
+            model_hash: [1; 32],
             slices: vec![SliceConfig {
                 path: "there/is/no/file".into(),
                 layers: LayerRange::new(stage * per_stage, (stage + 1) * per_stage).unwrap(),
@@ -106,14 +107,17 @@ fn configs(n_stages: u32, attention: Attention, memory: DeviceMemory, ca: &Clust
 }
 
 async fn start(n_stages: u32, attention: Attention) -> (Replica, Vec<Worker>) {
-    let ca = ClusterCa::new().unwrap();
+    start_in(&ClusterCa::new().unwrap(), n_stages, attention).await
+}
+
+async fn start_in(ca: &ClusterCa, n_stages: u32, attention: Attention) -> (Replica, Vec<Worker>) {
     let mut workers = Vec::new();
-    for config in configs(n_stages, attention, AMPLE, &ca) {
+    for config in configs(n_stages, attention, AMPLE, ca) {
         let config = WorkerConfig::from_line(&config.to_line().unwrap()).unwrap();
         workers.push(Worker::start(config).await.unwrap());
     }
     let addresses = workers.iter().map(Worker::address).collect();
-    (Replica::link(addresses, &ca, Shape { ..SHAPE }).await, workers)
+    (Replica::link(addresses, ca, Shape { ..SHAPE }).await, workers)
 }
 
 /// What the rule makes of positions.
@@ -190,7 +194,13 @@ async fn probabilities_are_those_of_certainty_and_grammars_are_refused() {
 async fn failure(config: WorkerConfig, ca: &ClusterCa) -> String {
     let worker = Worker::start(config).await.unwrap();
     let identity = ca.issue("agent").unwrap();
-    let replica = Replica { addresses: vec![worker.address()], identity, epoch: 0, encoding: SHAPE.encoding };
+    let replica = Replica {
+        addresses: vec![worker.address()],
+        identity,
+        epoch: 0,
+        encoding: SHAPE.encoding,
+        blocks: Vec::new(),
+    };
     let loading = async {
         loop {
             let status = replica.status(0).await;
@@ -237,8 +247,13 @@ async fn what_does_not_fit_into_the_emulated_device_is_refused_with_the_numbers(
     for config in configs(2, Attention::Full, enough, &ca) {
         let worker = Worker::start(config).await.unwrap();
         let identity = ca.issue("agent").unwrap();
-        let replica =
-            Replica { addresses: vec![worker.address()], identity, epoch: 0, encoding: SHAPE.encoding };
+        let replica = Replica {
+            addresses: vec![worker.address()],
+            identity,
+            epoch: 0,
+            encoding: SHAPE.encoding,
+            blocks: Vec::new(),
+        };
         replica.wait_for(0, |status| status.state() == v1::LoadState::Loaded).await;
     }
 }
@@ -261,6 +276,7 @@ async fn rows_that_would_leave_a_hole_break_the_chain() {
         epoch: 7,
         next: replica.addresses[0].to_string(),
         encoding: v1::Encoding::F32.into(),
+        chain: Vec::new(),
     };
     replica.stage(1).await.link(link).await.unwrap();
     let frame = |position| v1::Frame {
@@ -305,5 +321,33 @@ async fn stages_report_what_they_saw() {
             .map(|tally| protocol::observation::tally(tally.as_ref()))
             .map(|tally| (tally.count, tally.rows));
         assert_eq!(tallies, [(39, 39), if stage == 1 { (39, 39) } else { (0, 0) }]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn emulated_replicas_hand_off_as_many_bytes_as_real_ones() {
+    let window = Attention::SlidingWindow { window: 16 };
+    for (attention, tokens_that_travel) in [(Attention::Full, 60), (window, 16)] {
+        let ca = ClusterCa::new().unwrap();
+        let (mut prefill, _first) = start_in(&ca, 2, attention).await;
+        let (mut decode, _second) = start_in(&ca, 1, attention).await;
+        prefill.blocks = vec![(0, N_LAYER / 2), (N_LAYER / 2, N_LAYER)];
+        decode.blocks = vec![(0, N_LAYER)];
+        prefill.relink().await.unwrap();
+        decode.relink().await.unwrap();
+        let prompt: Vec<i32> = (0..60).collect();
+        let request = v1::GenerateRequest { hold_ms: 60_000, ..greedy(&prompt, 9) };
+        let mut first = prefill.start(request).await.unwrap();
+        let held = first.until_held().await;
+        let request = crate::hand_off::go_on(&prompt, &first.answer.tokens, (9, held));
+        let answer = decode.start(request).await.unwrap().rest().await.unwrap();
+        assert_eq!([&first.answer.tokens[..], &answer.tokens].concat(), text(60..69));
+        let handed_over = answer.handed_over.unwrap();
+        assert_eq!((handed_over.failure.as_str(), handed_over.tokens), ("", 60));
+        let kv_bytes: u64 = model(attention).blocks.iter().map(|block| block.kv_elements_per_token * 2).sum();
+        // Each of two parts has a cell of 12 bytes for each position in each of at most two caches.
+        let (least, cells) = (kv_bytes * tokens_that_travel, 2 * 2 * 12 * 60);
+        let most = least + cells + 2 * 64 * u64::from(N_LAYER) + 2048;
+        assert!((least..=most).contains(&handed_over.bytes), "{} bytes, not {least}", handed_over.bytes);
     }
 }

@@ -147,7 +147,8 @@ async fn epochs_only_rise_and_each_has_one_stream() {
         let refused = stage.forward(forward(epoch)).await.unwrap_err();
         assert_eq!(refused.code(), code, "{epoch:?}: {refused}");
     }
-    let link = |epoch, next: &str| v1::LinkRequest { epoch, next: next.to_owned(), encoding: 1 };
+    let link =
+        |epoch, next: &str| v1::LinkRequest { epoch, next: next.to_owned(), encoding: 1, chain: Vec::new() };
     let next = replica.addresses[0].to_string();
     for (request, code) in [
         (link(1, &next), Code::FailedPrecondition),
@@ -206,7 +207,13 @@ async fn a_model_that_does_not_load_is_told_by_status() {
     std::fs::write(&config.slices[0].path, b"GGUF, but not really").unwrap();
     let worker = Worker::start(config.clone()).await.unwrap();
     let identity = ca.issue("agent").unwrap();
-    let replica = Replica { addresses: vec![worker.address()], identity, epoch: 0, encoding: SHAPE.encoding };
+    let replica = Replica {
+        addresses: vec![worker.address()],
+        identity,
+        epoch: 0,
+        encoding: SHAPE.encoding,
+        blocks: Vec::new(),
+    };
     let deadline = Instant::now() + PATIENCE;
     let failure = loop {
         let status = replica.status(0).await;
@@ -217,7 +224,7 @@ async fn a_model_that_does_not_load_is_told_by_status() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     };
     assert!(failure.contains("cannot load the model") && failure.contains("15-30.gguf"), "{failure}");
-    let link = v1::LinkRequest { epoch: 1, next: "127.0.0.1:1".to_owned(), encoding: 1 };
+    let link = v1::LinkRequest { epoch: 1, next: "127.0.0.1:1".to_owned(), encoding: 1, chain: Vec::new() };
     assert_eq!(replica.stage(0).await.link(link).await.unwrap_err().code(), Code::FailedPrecondition);
     assert_eq!(replica.generate(&[1], 1).await.unwrap_err().code(), Code::Unavailable);
 
@@ -244,15 +251,26 @@ async fn a_stage_that_holds_other_blocks_than_it_was_told_fails_to_link_in_words
         identity: ca.issue("agent").unwrap(),
         epoch: 0,
         encoding: SHAPE.encoding,
+        blocks: Vec::new(),
     };
     replica.wait_for(0, |status| status.state() == v1::LoadState::Loaded).await;
     // Nobody listens there; the agent gives up first.
     let mut stage = replica.stage(0).await;
-    let mut request = Request::new(v1::LinkRequest { epoch: 1, next: "127.0.0.1:9".to_owned(), encoding: 1 });
+    let mut request = Request::new(v1::LinkRequest {
+        epoch: 1,
+        next: "127.0.0.1:9".to_owned(),
+        encoding: 1,
+        chain: Vec::new(),
+    });
     request.set_timeout(Duration::from_millis(300));
     assert!(stage.link(request).await.is_err());
     // The next epoch is joined all the same.
-    let mut request = Request::new(v1::LinkRequest { epoch: 2, next: "127.0.0.1:9".to_owned(), encoding: 1 });
+    let mut request = Request::new(v1::LinkRequest {
+        epoch: 2,
+        next: "127.0.0.1:9".to_owned(),
+        encoding: 1,
+        chain: Vec::new(),
+    });
     request.set_timeout(Duration::from_millis(300));
     assert!(stage.link(request).await.is_err());
     assert_eq!(replica.status(0).await.epoch, 2);

@@ -11,6 +11,7 @@
 
 mod emulated;
 mod failure;
+mod hand_off;
 mod process;
 mod replica;
 mod text;

@@ -183,6 +183,43 @@ async fn a_step_that_does_not_come_back_in_time_fails_its_requests() {
     assert!(failed.message.contains("came back within 1 s"), "{}", failed.message);
 }
 
+/// What travels is never waited for without end, and is not needed.
+#[cfg(unix)]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prefill_stage_killed_while_its_keys_and_values_are_fetched_leaves_the_text_as_it_is() {
+    let (one, other) = (Slices::cut(&[10, 20]), Slices::cut(&[15]));
+    let mut whole = Whole::load(&one, SHAPE.n_ctx);
+    let prompt = prompts(&whole, 4).remove(3);
+    let expected = whole.greedy(&prompt, 12);
+    let ca = ClusterCa::new().unwrap();
+    let configs_of = |slices, stages| configs(slices, stages, SHAPE, &ca);
+    let processes: Vec<_> = configs_of(&one, &[&[0], &[1], &[2]]).iter().map(Process::start).collect();
+    let decoding: Vec<_> = configs_of(&other, &[&[0], &[1]]).iter().map(Process::start).collect();
+    let addresses = |processes: &[Process]| processes.iter().map(|process| process.address).collect();
+    let mut prefill = Replica::link(addresses(&processes), &ca, SHAPE).await;
+    let mut decode = Replica::link(addresses(&decoding), &ca, SHAPE).await;
+    (prefill.blocks, decode.blocks) = (vec![(0, 10), (10, 20), (20, 30)], vec![(0, 15), (15, 30)]);
+    prefill.relink().await.unwrap();
+    decode.relink().await.unwrap();
+    let held = v1::GenerateRequest { hold_ms: 60_000, ..greedy(&prompt, 12) };
+    let mut first = prefill.start(held).await.unwrap();
+    let held = first.until_held().await;
+    let tokens = first.answer.tokens.clone();
+    // Frozen, it takes the connection and says nothing: both stages of the other replica wait for it.
+    processes[1].signal("-STOP");
+    let request = crate::hand_off::go_on(&prompt, &tokens, (12, held));
+    let mut second = decode.start(request).await.unwrap();
+    assert!(second.next().await.unwrap(), "it has started");
+    processes[1].signal("-KILL");
+    let since = Instant::now();
+    let answer = second.rest().await.unwrap();
+    assert!(since.elapsed() < Duration::from_secs(15), "given up after {:?}", since.elapsed());
+    assert_eq!([&tokens[..], &answer.tokens].concat(), expected);
+    let failure = answer.handed_over.unwrap().failure;
+    assert!(failure.contains("blocks 10..15") || failure.contains("blocks 15..20"), "{failure}");
+    assert_eq!(decode.generate(&prompt, 12).await.unwrap().tokens, expected, "and so does the next");
+}
+
 #[test]
 fn a_worker_ends_with_its_stdin() {
     let slices = Slices::cut(&[15]);

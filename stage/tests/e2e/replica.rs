@@ -52,6 +52,7 @@ pub(crate) fn configs(
             n_stages: stages.len() as u32,
             n_layer: N_LAYER,
             n_embd: N_EMBD,
+            model_hash: [1; 32],
             slices: held
                 .iter()
                 .map(|index| slices.ranges[*index])
@@ -84,13 +85,16 @@ pub(crate) struct Replica {
     pub(crate) identity: TlsIdentity,
     pub(crate) epoch: u64,
     pub(crate) encoding: v1::Encoding,
+    /// Blocks of each stage, for replicas whose slots change hands; empty for others.
+    pub(crate) blocks: Vec<(u32, u32)>,
 }
 
 impl Replica {
     /// Waits until every stage has loaded, and links them, the master first.
     pub(crate) async fn link(addresses: Vec<SocketAddr>, ca: &ClusterCa, shape: Shape) -> Self {
         let identity = ca.issue("agent").unwrap();
-        let mut replica = Self { addresses, identity, epoch: 0, encoding: shape.encoding };
+        let mut replica =
+            Self { addresses, identity, epoch: 0, encoding: shape.encoding, blocks: Vec::new() };
         for stage in 0..replica.addresses.len() {
             replica.wait_for(stage, |status| status.state() == v1::LoadState::Loaded).await;
         }
@@ -104,10 +108,22 @@ impl Replica {
         let n = self.addresses.len();
         for stage in (0..n).rev() {
             let next = if n == 1 { String::new() } else { self.addresses[(stage + 1) % n].to_string() };
-            let request = v1::LinkRequest { epoch: self.epoch, next, encoding: self.encoding.into() };
+            let (encoding, chain) = (self.encoding.into(), self.chain());
+            let request = v1::LinkRequest { epoch: self.epoch, next, encoding, chain };
             self.stage(stage).await.link(request).await?;
         }
         Ok(())
+    }
+
+    fn chain(&self) -> Vec<v1::ChainStage> {
+        let stages = self.addresses.iter().zip(&self.blocks);
+        stages
+            .map(|(address, (first_block, end_block))| v1::ChainStage {
+                address: address.to_string(),
+                first_block: *first_block,
+                end_block: *end_block,
+            })
+            .collect()
     }
 
     pub(crate) async fn stage(&self, stage: usize) -> StageClient<Channel> {
@@ -186,8 +202,18 @@ pub(crate) fn greedy(prompt: &[i32], max_tokens: u32) -> v1::GenerateRequest {
         sampling: Sampling::greedy(),
         top_logprobs: None,
         ignore_eos: false,
+        hand_off: protocol::hand_off::HandOff::None,
     }
     .into()
+}
+
+/// First and end block of each stage.
+pub(crate) fn blocks(slices: &Slices, stages: Stages<'_>) -> Vec<(u32, u32)> {
+    let range = |held: &&[usize]| {
+        let (first, last) = (slices.ranges[held[0]], slices.ranges[held[held.len() - 1]]);
+        (first.start(), last.end())
+    };
+    stages.iter().map(range).collect()
 }
 
 /// What a request has given so far.
@@ -199,6 +225,8 @@ pub(crate) struct Answer {
     pub(crate) queued: bool,
     pub(crate) finished: Option<v1::Finished>,
     pub(crate) failed: Option<v1::Failed>,
+    pub(crate) held: Option<v1::HeldSlot>,
+    pub(crate) handed_over: Option<v1::HandedOver>,
 }
 
 /// A request under way. Dropping it cancels it.
@@ -221,6 +249,8 @@ impl Generating {
             }
             Event::Finished(finished) => self.answer.finished = Some(finished),
             Event::Failed(failed) => self.answer.failed = Some(failed),
+            Event::Held(held) => self.answer.held = Some(held),
+            Event::HandedOver(handed_over) => self.answer.handed_over = Some(handed_over),
         }
         Ok(true)
     }
@@ -229,6 +259,13 @@ impl Generating {
         while self.answer.tokens.len() < n {
             assert!(self.next().await.unwrap(), "the answer ended early: {:?}", self.answer);
         }
+    }
+
+    pub(crate) async fn until_held(&mut self) -> v1::HeldSlot {
+        while self.answer.held.is_none() {
+            assert!(self.next().await.unwrap(), "the answer ended before it was held: {:?}", self.answer);
+        }
+        self.answer.held.clone().unwrap()
     }
 
     pub(crate) async fn rest(mut self) -> Result<Answer, Status> {

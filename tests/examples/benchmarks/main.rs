@@ -2,6 +2,7 @@
 //!
 //! `cargo run --release -p tests --example benchmarks -- TABLE -m MODEL`, after `cargo build --release` and
 //! `scripts/build-peers.sh`. The machine should do nothing else meanwhile.
+#![allow(clippy::print_stdout)] // its result
 
 mod contest;
 mod instructions;

@@ -47,13 +47,27 @@ impl Runner for Chain {
 impl Chain {
     /// Loads the slices `ranges` of a model.
     pub(crate) fn load(files: &SliceFolder<'_>, ranges: &[LayerRange]) -> Result<Self> {
+        Self::load_with(files, ranges, &|_| ())
+    }
+
+    /// As [`load`](Self::load), with other parameters.
+    pub(crate) fn load_with(
+        files: &SliceFolder<'_>,
+        ranges: &[LayerRange],
+        change: &dyn Fn(&mut ContextParams),
+    ) -> Result<Self> {
         let embedding = EmbeddingTable::open(&files.embedding()?)?;
         let slices = ranges.iter().enumerate().map(|(index, range)| {
             let is_last = index + 1 == ranges.len();
             let output = if is_last { Output::Logits } else { Output::Hidden };
-            context(&files.slice(*range)?, output).with_context(|| format!("slice {range}"))
+            context(&files.slice(*range)?, output, change).with_context(|| format!("slice {range}"))
         });
         Ok(Self { embedding, slices: slices.collect::<Result<_>>()?, rows: Vec::new() })
+    }
+
+    /// Its slices, in order.
+    pub(crate) fn slices(&mut self) -> &mut [SliceContext] {
+        &mut self.slices
     }
 }
 
@@ -78,7 +92,15 @@ pub(crate) fn compare(path: &Path, model: &Gguf, splits: &[Vec<LayerRange>]) -> 
 
 /// What the uncut model makes of the conversation.
 pub(crate) fn transcript_of_whole(path: &Path) -> Result<Transcript> {
-    let mut whole = Whole { context: context(path, Output::Logits)? };
+    transcript_of_whole_with(path, &|_| ())
+}
+
+/// As [`transcript_of_whole`], with other parameters.
+pub(crate) fn transcript_of_whole_with(
+    path: &Path,
+    change: &dyn Fn(&mut ContextParams),
+) -> Result<Transcript> {
+    let mut whole = Whole { context: context(path, Output::Logits, change)? };
     let n_vocab = whole.context.model().vocab().n_tokens();
     let transcript = converse(&mut whole, n_vocab)?;
     transcript.check_is_telling()?;
@@ -86,15 +108,16 @@ pub(crate) fn transcript_of_whole(path: &Path) -> Result<Transcript> {
 }
 
 /// One thread each: nextest runs as many tests at once as there are cores.
-fn context(path: &Path, output: Output) -> Result<SliceContext> {
+fn context(path: &Path, output: Output, change: &dyn Fn(&mut ContextParams)) -> Result<SliceContext> {
     let model = Model::load(path, ModelParams::default())?;
-    let params = ContextParams {
+    let mut params = ContextParams {
         n_batch: 2 * PROMPT_TOKENS,
         n_ubatch: 2 * PROMPT_TOKENS,
         threads: 1,
         threads_batch: 1,
         ..ContextParams::new(output, SLOTS, TOKENS_PER_SLOT)
     };
+    change(&mut params);
     Ok(SliceContext::new(&model, &params)?)
 }
 

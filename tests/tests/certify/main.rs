@@ -9,6 +9,7 @@ mod architectures;
 mod comparison;
 mod conversation;
 mod cutting;
+mod hand_off;
 mod real_models;
 mod recipe;
 mod recipes;

@@ -184,6 +184,7 @@ impl Case<'_> {
             sampling: Sampling::greedy(),
             top_logprobs: None,
             ignore_eos: true,
+            hand_off: protocol::hand_off::HandOff::None,
         };
         let mut events = client.generate(protocol::v1::GenerateRequest::from(generation)).await?.into_inner();
         let fill = async {

@@ -120,6 +120,7 @@ impl Client {
                 assert_eq!(finished.generated_tokens as usize, self.token_events().count());
             }
             Event::Failed { .. } => {}
+            Event::Held { .. } | Event::HandedOver(_) => panic!("nobody asked for a hand-off: {event:?}"),
         }
     }
 }

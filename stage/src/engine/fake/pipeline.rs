@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use cluster::{RequestId, StepId};
 use protocol::frame::{KvOp, RowRun};
+use protocol::hand_off::HandOff;
 
 use super::super::{
     Admission, AdmitError, EngineLimits, FailureKind, FrameKind, Logits, Request, RequestKey, StepFrame,
@@ -133,6 +134,7 @@ impl Pipeline {
             replayed: ask.replayed,
             max_tokens: ask.max_tokens,
             ignore_eos: ask.ignore_eos,
+            hand_off: HandOff::None,
             sampling: ask.draw.clone(),
         };
         let events = Sink { key, log: self.log.clone(), client: Rc::clone(&client) };

@@ -178,6 +178,7 @@ fn request(steps: u32) -> GenerateRequest {
         sampling: Sampling::greedy(),
         top_logprobs: None,
         ignore_eos: true,
+        hand_off: protocol::hand_off::HandOff::None,
     }
     .into()
 }
