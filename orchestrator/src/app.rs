@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use cluster::{ForetoldHops, StageObservation};
+use registry::Registry;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -32,6 +33,8 @@ pub(crate) struct App {
     pub(crate) observations: watch::Receiver<Vec<StageObservation>>,
     /// What the replica's links foretell.
     pub(crate) hops: watch::Receiver<Option<ForetoldHops>>,
+    /// Whose members may be decided about, if any.
+    pub(crate) cluster: Option<Registry>,
     /// What is counted.
     pub(crate) metrics: Arc<Metrics>,
     text_model: OnceLock<Arc<TextModel>>,
@@ -54,6 +57,7 @@ impl App {
             replica: Replica::new(config.replica, config.tls),
             observations: config.observations,
             hops: config.hops,
+            cluster: config.cluster,
             metrics: Arc::default(),
             text_model: OnceLock::new(),
             closing: CancellationToken::new(),

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use cluster::{Bytes, ForetoldHops, ReplicaState, StageObservation};
 use protocol::tls::TlsIdentity;
+use registry::Registry;
 use tokio::sync::watch;
 
 /// What is served, and where the replica is.
@@ -26,6 +27,8 @@ pub struct OrchestratorConfig {
     pub hops: watch::Receiver<Option<ForetoldHops>>,
     /// Who this process is to the master.
     pub tls: TlsIdentity,
+    /// Whose members may be looked at and decided about, where this process is a cluster's orchestrator.
+    pub cluster: Option<Registry>,
     /// Tokens a slot holds.
     pub n_ctx: u32,
     /// Bounds on what clients may ask for.

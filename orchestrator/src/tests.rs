@@ -60,6 +60,7 @@ impl Bench {
             observations,
             hops: foretold,
             tls: identity.clone(),
+            cluster: None,
             n_ctx: N_CTX,
             limits: Limits { drain: Duration::from_millis(100), ..Limits::default() },
         };
@@ -491,6 +492,7 @@ async fn a_model_that_is_no_model_ends_the_server_with_its_name() {
         observations: watch::channel(Vec::new()).1,
         hops: watch::channel(None).1,
         tls: identity,
+        cluster: None,
         n_ctx: N_CTX,
         limits: Limits::default(),
     };

@@ -8,7 +8,7 @@ use cargo_metadata::{DependencyKind, Metadata, MetadataCommand};
 use xtask::repository::{output_of, root};
 
 /// Which of our own crates a crate may use outside its tests. A crate that is not listed here does not exist yet.
-const MAY_KNOW: [(&str, &[&str]); 15] = [
+const MAY_KNOW: [(&str, &[&str]); 16] = [
     ("chart", &[]),
     ("cluster", &[]),
     ("gguf", &["cluster"]),
@@ -20,7 +20,8 @@ const MAY_KNOW: [(&str, &[&str]); 15] = [
     ("llama", &["llama-sys"]),
     ("stage", &["cluster", "llama", "protocol"]),
     ("node", &["cluster", "gguf", "protocol"]),
-    ("orchestrator", &["cluster", "llama", "protocol"]),
+    ("registry", &["cluster", "protocol"]),
+    ("orchestrator", &["cluster", "llama", "protocol", "registry"]),
     (
         "shoal",
         &[
@@ -34,6 +35,7 @@ const MAY_KNOW: [(&str, &[&str]); 15] = [
             "planner",
             "profiler",
             "protocol",
+            "registry",
             "stage",
         ],
     ),
@@ -42,7 +44,7 @@ const MAY_KNOW: [(&str, &[&str]); 15] = [
 ];
 
 /// Packages that must not be found anywhere below a crate, and why.
-const NEVER_BELOW: [(&str, &[&str], &str); 6] = [
+const NEVER_BELOW: [(&str, &[&str], &str); 7] = [
     ("cluster", &["tokio", "tonic", "tracing", "cc", "cmake", "bindgen", "libc"], "it is only nouns"),
     (
         "gguf",
@@ -56,14 +58,17 @@ const NEVER_BELOW: [(&str, &[&str], &str); 6] = [
     ),
     ("llama", &["tokio", "tonic"], "it blocks; who calls it chooses the thread"),
     ("protocol", &["llama-cpp-sys-2"], "what is said on the wire does not depend on llama.cpp"),
+    ("registry", &["llama-cpp-sys-2"], "who is a member has nothing to do with models"),
     ("node", &["llama-cpp-sys-2"], "native code can abort the process, and the agent must survive"),
 ];
 
 /// Packages that only these crates may name.
-const ONLY_IN: [(&str, &[&str]); 3] = [
+const ONLY_IN: [(&str, &[&str]); 5] = [
     ("llama-cpp-sys-2", &["llama-sys"]),
     ("anyhow", &["shoal", "tests", "xtask"]),
     ("axum", &["orchestrator"]),
+    ("mdns-sd", &["protocol"]),
+    ("rusqlite", &["registry"]),
 ];
 
 fn workspace() -> Metadata {

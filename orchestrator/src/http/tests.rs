@@ -26,6 +26,7 @@ fn app(state: ReplicaState) -> (Arc<App>, watch::Sender<ReplicaState>) {
         observations: watch::channel(Vec::new()).1,
         hops: watch::channel(None).1,
         tls: ClusterCa::new().unwrap().issue("orchestrator").unwrap(),
+        cluster: None,
         n_ctx: 512,
         limits: Limits { max_body: Bytes(4096), max_open_requests: 1, ..Limits::default() },
     };

@@ -5,6 +5,7 @@ mod bad_input;
 mod bench_serve;
 mod chat_api;
 mod failure;
+mod joining;
 mod memory;
 mod metrics;
 mod node_replica;

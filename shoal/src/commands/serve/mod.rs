@@ -1,5 +1,6 @@
 //! `shoal serve`: a replica of stage processes on this host or on nodes, and the API over it.
 
+mod cluster;
 mod links;
 mod profiles;
 mod report;
@@ -29,6 +30,7 @@ Examples:
   shoal serve -m SmolLM2 --gpu-layers 30         one process, with 30 blocks on the GPU
   shoal serve -m SmolLM2 --json                  a JSON object per event: starting, ready, down, links
   shoal serve -m SmolLM2 --identity me.json --node desk --node mac    one stage on each of two nodes
+  shoal serve -m SmolLM2 --cluster-listen 0.0.0.0        nodes can join: shoal token create
 
 Ctrl-C stops everything within seconds; pressed twice, at once.")]
 pub(crate) struct ServeArgs {
@@ -101,6 +103,8 @@ pub(crate) struct ServeArgs {
     /// Print an event per line as JSON on stdout instead of words on stderr.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    cluster: cluster::ClusterArgs,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]

@@ -42,6 +42,7 @@ pub(super) async fn serve(args: &ServeArgs, globals: &Globals) -> Result<()> {
     let plan = ReplicaPlan::new(model, &ReplicaRequest { memory_costs, ..args.request() })?;
     let facts = Facts::new(args.model_name.clone(), address, &plan);
     let hosts = Hosts::find(args).await?;
+    let cluster = args.cluster.open(globals).await?;
     let ring = links::ring(args, hosts.nodes(), &plan, &profiles)?;
     let waiting_for = "slices to be cut".to_owned();
     let (state, seen) = watch::channel(ReplicaState::Loading { progress: 0.0, waiting_for });
@@ -50,8 +51,16 @@ pub(super) async fn serve(args: &ServeArgs, globals: &Globals) -> Result<()> {
 
     let stop = CancellationToken::new();
     let seen = Seen { state: seen, observations: observed, hops: foretold };
-    let config = orchestrator_config(args, &facts, &plan, hosts.tls()?, seen)?;
+    let registry = cluster.as_ref().map(|cluster| cluster.registry.clone());
+    let mut config = orchestrator_config(args, &facts, &plan, hosts.tls()?, seen)?;
+    config.cluster = registry;
     let mut http = tokio::spawn(orchestrator::serve(listener, config, stop.clone()));
+    let joining = async {
+        match cluster {
+            Some(cluster) => cluster.serve(stop.clone()).await,
+            None => std::future::pending().await,
+        }
+    };
     let mut replica = Replica { args, globals, folders, hosts, profiles, stop: stop.clone(), agent: None };
     let links = ring.map(|ring| (ring, hops));
     let outcome = tokio::select! {
@@ -59,6 +68,10 @@ pub(super) async fn serve(args: &ServeArgs, globals: &Globals) -> Result<()> {
         ended = &mut http => match ended {
             Ok(Ok(())) => Err(anyhow!("the HTTP server ended by itself")),
             Ok(Err(e)) => Err(e.into()),
+            Err(e) => Err(e.into()),
+        },
+        ended = joining => match ended {
+            Ok(()) => Err(anyhow!("the cluster port ended by itself")),
             Err(e) => Err(e.into()),
         },
         () = stop_asked() => {
@@ -265,6 +278,7 @@ fn orchestrator_config(
         observations: seen.observations,
         hops: seen.hops,
         tls,
+        cluster: None,
         n_ctx: plan.load().n_ctx,
         limits,
     })
