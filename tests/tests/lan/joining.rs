@@ -49,7 +49,8 @@ impl<'a> Orchestrator<'a> {
     }
 
     async fn until(&self, name: &str, wanted: impl Fn(&Value) -> bool) -> Value {
-        let node = eventually(&format!("node {name} to be as wanted"), SOON, async || {
+        let what = format!("node {name} to be as wanted");
+        let node = eventually(&what, SOON, async || {
             let mut command = self.host.command(shoal_binary().unwrap());
             let list = command
                 .arg("--state")
