@@ -140,10 +140,10 @@ fn rows_at_once(load: Load) -> u64 {
 }
 
 /// Rows on their way into and out of a stage, which llama.cpp does not count: hidden rows in, and hidden rows out or, at the
-/// end, a row of logits per slot, twice, since they are copied out of llama.cpp's buffer.
+/// end, a row of logits per slot.
 fn row_buffers(shape: &ModelShape, load: Load, is_last: bool) -> Bytes {
     let hidden = Bytes(u64::from(load.n_ubatch)) * u64::from(shape.n_embd) * 4;
-    let logits = Bytes(u64::from(load.slots.min(load.n_ubatch))) * u64::from(shape.n_vocab) * 8;
+    let logits = Bytes(u64::from(load.slots.min(load.n_ubatch))) * u64::from(shape.n_vocab) * 4;
     hidden + if is_last { logits } else { hidden }
 }
 

@@ -48,11 +48,20 @@ struct Results {
     /// Hidden rows in the order they were given, if that is not the order they were computed in.
     rearranged: Option<Vec<f32>>,
     spare: Vec<f32>,
-    /// `[outputs, n_vocab]`
-    logits: Vec<f32>,
     n_vocab: usize,
-    /// For each given row, the row of `logits`.
-    logits_row: Vec<Option<usize>>,
+    /// For each given row, where its logits are.
+    logits: Vec<Option<LogitsAt>>,
+    /// `[outputs, n_vocab]`, of a run that took several calls.
+    copied: Vec<f32>,
+}
+
+/// Where a row's logits are.
+#[derive(Debug, Clone, Copy)]
+enum LogitsAt {
+    /// In llama.cpp's own buffer, which the next call overwrites.
+    InPlace(NonNull<f32>),
+    /// A row of the copies.
+    Copied(usize),
 }
 
 // SAFETY: a llama_context has no thread of its own and no thread-local state; its backends bind themselves to the
@@ -203,9 +212,13 @@ impl SliceContext {
 
     /// Logits of the given row of the last run, `[n_vocab]`, if it wanted them.
     pub fn logits(&self, row: usize) -> Option<&[f32]> {
-        let index = (*self.results.logits_row.get(row)?)?;
         let n_vocab = self.results.n_vocab;
-        self.results.logits.get(index * n_vocab..(index + 1) * n_vocab)
+        match (*self.results.logits.get(row)?)? {
+            // SAFETY: `n_vocab` numbers that llama.cpp leaves alone until the next call (llama-context.cpp,
+            // `get_logits_ith`), which needs `&mut self` and forgets the pointer first.
+            LogitsAt::InPlace(start) => Some(unsafe { std::slice::from_raw_parts(start.as_ptr(), n_vocab) }),
+            LogitsAt::Copied(index) => self.results.copied.get(index * n_vocab..(index + 1) * n_vocab),
+        }
     }
 
     /// Position at which `slot` continues: the number of tokens it holds. 0 for a slot that does not exist.
@@ -296,7 +309,14 @@ impl SliceContext {
         }
         match self.params.output {
             Output::Hidden => Ok(()),
-            Output::Logits => self.results.keep_logits(self.handle, rows, order),
+            Output::Logits => {
+                let order = &self.plan.order()[range];
+                self.results.find_logits(self.handle, rows, order)?;
+                if self.plan.calls().len() > 1 {
+                    self.results.copy_logits(order);
+                }
+                Ok(())
+            }
         }
     }
 
@@ -354,32 +374,36 @@ impl Results {
         if let Some(rows) = self.rearranged.take() {
             self.spare = rows;
         }
+        self.copied.clear();
         self.logits.clear();
-        self.logits_row.clear();
-        self.logits_row.resize(rows, None);
+        self.logits.resize(rows, None);
     }
 
-    /// Copies the logits out of llama.cpp's buffer, which the next call overwrites.
-    fn keep_logits(
+    /// Notes where the logits of a call's rows are.
+    fn find_logits(
         &mut self,
         context: NonNull<sys::llama_context>,
         rows: &Rows<'_>,
         order: &[usize],
     ) -> Result<(), Error> {
         for (index, row) in (0..).zip(order).filter(|(_, row)| rows.outputs[**row]) {
-            // SAFETY: returns null for a row without logits; otherwise `n_vocab` numbers that stay until the next call
-            // (llama-context.cpp, `get_logits_ith`).
-            let logits = unsafe {
-                let start = sys::llama_get_logits_ith(context.as_ptr(), index);
-                if start.is_null() {
-                    return Err(Error::NoLogits { row: *row });
-                }
-                std::slice::from_raw_parts(start, self.n_vocab)
-            };
-            self.logits_row[*row] = Some(self.logits.len() / self.n_vocab);
-            self.logits.extend_from_slice(logits);
+            // SAFETY: the context lives; null for a row without logits (llama-context.cpp, `get_logits_ith`).
+            let start = NonNull::new(unsafe { sys::llama_get_logits_ith(context.as_ptr(), index) });
+            self.logits[*row] = Some(LogitsAt::InPlace(start.ok_or(Error::NoLogits { row: *row })?));
         }
         Ok(())
+    }
+
+    /// Copies a call's logits out of llama.cpp's buffer before the next call overwrites them.
+    fn copy_logits(&mut self, order: &[usize]) {
+        for row in order {
+            if let Some(LogitsAt::InPlace(start)) = self.logits[*row] {
+                // SAFETY: `n_vocab` numbers of the call that has just ended, see `SliceContext::logits`.
+                let logits = unsafe { std::slice::from_raw_parts(start.as_ptr(), self.n_vocab) };
+                self.logits[*row] = Some(LogitsAt::Copied(self.copied.len() / self.n_vocab));
+                self.copied.extend_from_slice(logits);
+            }
+        }
     }
 }
 

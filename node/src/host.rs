@@ -39,7 +39,7 @@ pub fn resident_memory(pid: u32) -> Option<Bytes> {
     system.process(pid).map(|process| Bytes(process.memory()))
 }
 
-/// Threads for each of `stages` stages on this host: the physical cores, shared out.
+/// Threads for each of `stages` stages that compute at once on this host: the physical cores, shared out.
 ///
 /// llama.cpp's threads spin at a barrier after every operation of the graph. Two stages that each take all cores
 /// therefore do not share them but stall each other; a second hardware thread of a core adds nothing either.

@@ -20,6 +20,7 @@ mod service;
 mod slices;
 #[cfg(test)]
 mod test_model;
+mod turns;
 
 pub use client::{NodeClient, NodeError};
 pub use folders::{Folders, NoHomeFolder};
@@ -36,3 +37,4 @@ pub use service::{NodeConfig, NodeServeError, NodeWords, RunningNode};
 pub use slices::{
     CutRequest, Existing, Origin, SliceError, SliceFolder, SliceStore, StoredFile, StoredSlices,
 };
+pub use turns::TurnsError;

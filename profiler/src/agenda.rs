@@ -313,7 +313,7 @@ impl Ground<'_> {
         let of_slice = |range: &LayerRange| {
             let is_last = range.end() == self.shape.n_layer();
             let logits = if is_last {
-                Bytes(u64::from(load.slots)) * u64::from(self.shape.n_vocab) * 8
+                Bytes(u64::from(load.slots)) * u64::from(self.shape.n_vocab) * 4
             } else {
                 Bytes::ZERO
             };

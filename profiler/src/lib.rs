@@ -9,7 +9,7 @@
 //! | `agenda`, `memory` | what is measured in which process, within a limit of memory; what a stage takes |
 //! | `sampling`, `session`, `child`, `wire` | how often, and the processes that do it |
 //! | `accuracy` | how well the parts foretell the whole |
-//! | `worker` | such a process: the only part that runs llama.cpp |
+//! | `worker`, `hop` | such a process: the only part that runs llama.cpp; the way from one stage to the next |
 //! | `curves`, `fit`, `linear`, `statistics` | from samples to curves |
 #![forbid(unsafe_code)]
 
@@ -19,6 +19,7 @@ mod child;
 mod curves;
 mod entry;
 mod fit;
+pub mod hop;
 mod host;
 pub mod idle_gap;
 mod linear;

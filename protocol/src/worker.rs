@@ -17,7 +17,7 @@ use crate::slots::MAX_SLOTS;
 use crate::tls::TlsIdentity;
 
 /// Version of all lines. Raise it with every change to them.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Everything a stage worker needs to know.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -47,6 +47,9 @@ pub struct WorkerConfig {
     pub n_ubatch: u32,
     /// CPU threads.
     pub threads: u32,
+    /// A file whose lock the stage holds while it computes, so that stages of a host can each have all its cores in turn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turns: Option<PathBuf>,
     /// Decode frames in flight, at most.
     pub micro_batches: u32,
     /// Requests that may wait for a slot.
@@ -308,6 +311,7 @@ mod tests {
             n_batch: 512,
             n_ubatch: 512,
             threads: 2,
+            turns: Some("turns".into()),
             micro_batches: 2,
             queue_limit: 64,
             prefill_chunk: 256,

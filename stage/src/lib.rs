@@ -10,7 +10,7 @@
 //! | `service`, `link`, `generate` | what it serves: links and frames, and on the master requests |
 //! | `inference`, `events`, `shared` | the one thread that computes, what it is told, and what it tells |
 //! | `inbox` | which frames run next |
-//! | `chain`, `load`, `memory` | the slices: running, loading and weighing them |
+//! | `chain`, `turns`, `load`, `memory` | the slices: running, loading and weighing them |
 //! | `emulated` | instead of slices: a device that sleeps for its profiled times |
 //! | `observed` | how long steps took |
 //! | `master`, `sampling`, `engine` | continuous batching; `engine` knows neither llama.cpp nor tokio |
@@ -33,6 +33,7 @@ mod parent;
 mod sampling;
 mod service;
 mod shared;
+mod turns;
 mod worker;
 
 pub use worker::{Worker, WorkerError, run_worker};

@@ -4,6 +4,7 @@
 //! beside their copies, and what a stage holds should be what it says. On Apple Silicon the mapped file is what the GPU
 //! computes on, so there a copy would double it.
 
+use std::io;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,6 +25,7 @@ use crate::emulated::{self, DoesNotFit};
 use crate::memory::resident;
 use crate::sampling::StageSampling;
 use crate::shared::{Loaded, Shared};
+use crate::turns::Turns;
 
 /// Why a stage cannot run.
 #[derive(Debug, Error)]
@@ -40,6 +42,8 @@ pub(crate) enum LoadError {
     Time(#[from] StageTimeError),
     #[error(transparent)]
     Layers(#[from] LayerRangeError),
+    #[error("opening {}, whose lock stages of this host compute under", path.display())]
+    Turns { path: PathBuf, source: io::Error },
     #[error("{}: {what} is {got}, but the stage was told {wanted}", path.display())]
     Mismatch { path: PathBuf, what: &'static str, got: u32, wanted: u32 },
 }
@@ -52,8 +56,8 @@ pub(crate) struct Stage {
     pub(crate) sampling: Option<StageSampling>,
 }
 
-/// Loads everything, telling how far it is, and runs a full batch once, so that every buffer has been touched and
-/// what does not work fails here.
+/// Loads everything, telling how far it is, and runs a few rows once, so that weights and caches have been touched and what
+/// does not work fails here.
 pub(crate) fn load(config: &WorkerConfig, shared: &Arc<Shared>) -> Result<Stage, LoadError> {
     match &config.emulation {
         Some(emulation) => emulated::load(config, emulation),
@@ -79,7 +83,11 @@ fn load_slices(config: &WorkerConfig, shared: &Arc<Shared>) -> Result<Stage, Loa
     let is_master = config.is_master();
     let vocab = slices.last().filter(|_| is_master).map(|slice| slice.context.model().vocab());
     let n_vocab = vocab.as_ref().map(Vocab::n_tokens).or(embedding.as_ref().map(EmbeddingTable::n_tokens));
-    let mut chain = Slices::new(slices, embedding, config.n_embd);
+    let turns = Turns::open(config.turns.as_deref()).map_err(|source| {
+        let path = config.turns.clone().unwrap_or_default();
+        LoadError::Turns { path, source }
+    })?;
+    let mut chain = Slices::new(slices, embedding, config.n_embd, turns);
     warm_up(&mut chain, config)?;
     let facts = facts(config, &chain, runtime, n_vocab.unwrap_or(0))?;
     Ok(Stage { chain: Box::new(chain), facts, sampling: vocab.map(StageSampling::by_logits) })
@@ -129,9 +137,13 @@ fn context_params(config: &WorkerConfig, output: Output) -> ContextParams {
     }
 }
 
-/// Runs a full ubatch, and a single row, whose graph is another; leaves no sequence behind.
+/// Rows of a prompt that is long enough to be computed as one. A full ubatch would touch the compute buffers too, which are
+/// reserved by then; but it takes as long as a prompt of so many tokens, which on a slow host is most of the start.
+const WARM_UP_ROWS: u32 = 32;
+
+/// Runs a short prompt, and a single row, whose graph is another; leaves no sequence behind.
 fn warm_up(chain: &mut Slices, config: &WorkerConfig) -> Result<(), ChainError> {
-    for n in [config.n_ubatch.min(config.n_ctx), 1] {
+    for n in [WARM_UP_ROWS.min(config.n_ubatch).min(config.n_ctx), 1] {
         let data = vec![0; n as usize * config.n_embd as usize * RowEncoding::F16.element_bytes()];
         let frame = Frame {
             epoch: Default::default(),
@@ -166,12 +178,12 @@ fn facts(config: &WorkerConfig, chain: &Slices, runtime: u64, n_vocab: u32) -> R
 }
 
 /// Bytes of rows on their way in and out, which llama.cpp does not count: a batch's input, each slice's hidden rows, and
-/// at the end a row of logits per slot, twice, since they are copied out of llama.cpp's buffer.
+/// at the end a row of logits per slot.
 fn row_bytes(config: &WorkerConfig, n_vocab: u32) -> u64 {
     let row = u64::from(config.n_ubatch) * u64::from(config.n_embd) * 4;
     let slices = config.slices.len() as u64;
     if config.is_master() {
-        row * slices + 2 * u64::from(config.slots.min(config.n_ubatch)) * u64::from(n_vocab) * 4
+        row * slices + u64::from(config.slots.min(config.n_ubatch)) * u64::from(n_vocab) * 4
     } else {
         row * (slices + 1)
     }

@@ -53,8 +53,8 @@ impl Master {
             n_ctx: config.n_ctx,
             n_vocab: sampling.n_vocab(),
             prefill_chunk: config.prefill_chunk,
-            // One for each stage keeps all of them busy with one prompt.
-            prefill_frames: config.n_stages,
+            // One for each stage keeps all of them busy with one prompt; those that take turns cannot all be busy.
+            prefill_frames: if config.turns.is_some() { 1 } else { config.n_stages },
             micro_batches: config.micro_batches,
             queue_limit: config.queue_limit,
             rollback: rollback(config),

@@ -21,8 +21,9 @@ use crate::service::StageService;
 use crate::shared::Shared;
 use crate::{inference, parent};
 
-/// Threads for connections. They copy rows and encrypt them; the rest of the cores compute.
-const IO_THREADS: usize = 2;
+/// Threads for connections. One copies and encrypts rows faster than a LAN of 1 Gbit/s takes them, and every further one
+/// costs a token a wake-up more: the rest of the cores compute.
+const IO_THREADS: usize = 1;
 
 /// Largest message to the engine: a prompt of a million tokens, a grammar and a bias for every token.
 const MAX_REQUEST: usize = 16 << 20;

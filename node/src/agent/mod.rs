@@ -37,6 +37,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::client::NodeClient;
 use crate::memory::MemoryCheck;
 use crate::prepare::{PreparedReplica, PreparedStage, ReplicaPlan};
+use crate::turns::{TurnsError, TurnsFile};
 use board::StagePhase;
 use keeper::Keeper;
 use observer::{Observed, Observer};
@@ -110,6 +111,17 @@ pub struct NeverReady {
     pub reason: String,
 }
 
+/// Why a replica cannot be started on this host.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// Its certificates cannot be issued.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// Its stages cannot share the cores.
+    #[error(transparent)]
+    Turns(#[from] TurnsError),
+}
+
 /// A running replica.
 pub struct Agent {
     state: watch::Receiver<ReplicaState>,
@@ -120,14 +132,18 @@ pub struct Agent {
     // Ends the tasks if the agent is dropped without being shut down.
     _guard: DropGuard,
     tasks: JoinSet<()>,
+    // For the stages on this host; gone with the agent.
+    _turns: Option<TurnsFile>,
 }
 
 impl Agent {
     /// Starts a worker for each stage on this host.
-    pub fn start(config: ReplicaConfig, ca: &ClusterCa, outlook: Outlook) -> Result<Self, TlsError> {
+    pub fn start(config: ReplicaConfig, ca: &ClusterCa, outlook: Outlook) -> Result<Self, StartError> {
         let encoding = config.settings.encoding;
         let identity = ca.issue("agent")?;
-        Ok(Self::run(local_stages(config, ca)?, Link { identity, encoding }, outlook))
+        let turns = TurnsFile::new()?;
+        let stages = local_stages(config, ca, &turns)?;
+        Ok(Self { _turns: Some(turns), ..Self::run(stages, Link { identity, encoding }, outlook) })
     }
 
     /// The same on nodes.
@@ -184,6 +200,7 @@ impl Agent {
             _guard: shutdown.clone().drop_guard(),
             shutdown,
             tasks,
+            _turns: None,
         }
     }
 
@@ -251,7 +268,7 @@ struct Link {
     encoding: RowEncoding,
 }
 
-fn local_stages(config: ReplicaConfig, ca: &ClusterCa) -> Result<Vec<Stage>, TlsError> {
+fn local_stages(config: ReplicaConfig, ca: &ClusterCa, turns: &TurnsFile) -> Result<Vec<Stage>, TlsError> {
     let ReplicaConfig { command, replica, settings, emulations, profiles } = config;
     let n_stages = replica.stages.len() as u32;
     let common = ReplicaOrder {
@@ -274,6 +291,7 @@ fn local_stages(config: ReplicaConfig, ca: &ClusterCa) -> Result<Vec<Stage>, Tls
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
             tls: ca.issue(&format!("stage {stage}"))?,
             emulation: emulations.get(stage as usize).cloned(),
+            turns: turns.path().to_owned(),
         };
         let observed = Observed { shape: &replica.shape, order: &order, profiles: profiles.iter().collect() };
         let observer = Observer::new(&observed);

@@ -51,6 +51,8 @@ pub(crate) struct OnHost {
     pub(crate) tls: TlsIdentity,
     /// The device that the worker stands for instead of computing.
     pub(crate) emulation: Option<Emulation>,
+    /// The file whose lock stages take that share the host's cores.
+    pub(crate) turns: PathBuf,
 }
 
 impl ReplicaOrder {
@@ -79,9 +81,15 @@ impl ReplicaOrder {
     }
 }
 
-/// CPU threads of a stage: what was ordered, or its share of this host's cores.
+/// CPU threads of a stage: what was ordered, or this host's cores, all in turn with its other stages. Stages that leave the
+/// CPU little to do get a share of the cores, so that GPUs need not wait for each other.
 pub(crate) fn threads(order: &StageOrder) -> u32 {
-    order.threads.unwrap_or_else(|| crate::default_threads(order.stages_here))
+    let stages = if takes_turns(order) { 1 } else { order.stages_here };
+    order.threads.unwrap_or_else(|| crate::default_threads(stages))
+}
+
+fn takes_turns(order: &StageOrder) -> bool {
+    order.threads.is_none() && order.stages_here > 1 && order.gpu_layers < order.layers.len()
 }
 
 /// What the worker of an ordered stage is told.
@@ -99,6 +107,7 @@ pub(crate) fn worker_config(order: &StageOrder, shape: &ModelShape, host: OnHost
         n_batch: order.n_batch,
         n_ubatch: order.n_batch,
         threads: threads(order),
+        turns: (takes_turns(order) && host.emulation.is_none()).then_some(host.turns),
         micro_batches: order.micro_batches,
         queue_limit: order.queue_limit,
         prefill_chunk: order.prefill_chunk,

@@ -28,6 +28,7 @@ use crate::agent::WorkerCommand;
 use crate::folders::Folders;
 use crate::host::{available_memory, total_memory};
 use crate::links::ProbeService;
+use crate::turns::TurnsError;
 use node::NodeService;
 pub use node::NodeWords;
 use profile::ProfileHost;
@@ -66,6 +67,9 @@ pub enum NodeServeError {
     /// It cannot listen.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// Its workers could not share the host's cores.
+    #[error(transparent)]
+    Turns(#[from] TurnsError),
     /// The server failed.
     #[error("serving the node")]
     Serve(#[from] tonic::transport::Error),
@@ -103,7 +107,7 @@ impl RunningNode {
             bind,
             identity: identity.clone(),
             emulation: config.emulation,
-        }));
+        })?);
         let profiles = ProfileHost::new(config.profile, facts.name.clone());
         let words = NodeWords::new(facts, Arc::clone(&workers));
         let service = NodeService::new(words.clone(), identity, profiles);

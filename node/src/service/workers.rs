@@ -30,6 +30,7 @@ use crate::agent::process::WorkerProcess;
 use crate::agent::{STOP_GRACE, WorkerCommand};
 use crate::folders::Folders;
 use crate::progress::{Progress, Work};
+use crate::turns::{TurnsError, TurnsFile};
 
 /// Workers at once. A host runs a few; many more is a defect somewhere.
 const MOST_WORKERS: usize = 64;
@@ -59,6 +60,7 @@ struct Inner {
     identity: LiveIdentity,
     /// The device that all workers stand for instead of computing.
     emulation: Option<Emulation>,
+    turns: TurnsFile,
     /// Workers that listen, by their processes' ids.
     running: Mutex<BTreeMap<u32, RunningStage>>,
 }
@@ -100,14 +102,15 @@ impl Stream for NewsStream {
 
 impl WorkerHost {
     /// Runs none yet.
-    pub(super) fn new(config: WorkerHostConfig) -> Self {
+    pub(super) fn new(config: WorkerHostConfig) -> Result<Self, TurnsError> {
         let WorkerHostConfig { command, folders, bind, identity, emulation } = config;
-        Self {
-            inner: Arc::new(Inner { command, folders, bind, identity, emulation, running: Mutex::default() }),
+        let (turns, running) = (TurnsFile::new()?, Mutex::default());
+        Ok(Self {
+            inner: Arc::new(Inner { command, folders, bind, identity, emulation, turns, running }),
             places: Arc::new(Semaphore::new(MOST_WORKERS)),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
-        }
+        })
     }
 
     /// Starts what the first order asks for.
@@ -249,6 +252,7 @@ impl Run {
             listen: SocketAddr::new(self.host.bind, 0),
             tls: self.host.identity.now(),
             emulation: self.host.emulation.clone(),
+            turns: self.host.turns.path().to_owned(),
         };
         worker_config(&self.order, &prepared.shape, host)
     }

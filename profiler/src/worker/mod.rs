@@ -2,7 +2,6 @@
 //! knows neither why something is measured nor what becomes of it; the driver decides that, command by command.
 
 mod cold;
-mod hop;
 mod resident;
 mod subject;
 
@@ -17,10 +16,10 @@ use std::time::{Duration, Instant};
 use llama::{EmbeddingTable, ExtraBuffers, Gpus, MemoryMap, MemoryPlace, Model, ModelParams};
 use thiserror::Error;
 
+use crate::hop::{HopError, Link};
 use crate::idle_gap::IdleGapError;
 use crate::wire::{BufferUse, Command, ContextSpec, Outcome, Processor, Reply, Setup};
 use cold::Cold;
-use hop::Link;
 use resident::Resident;
 use subject::{Input, Subject};
 
@@ -47,7 +46,7 @@ enum CommandError {
     #[error(transparent)]
     Llama(#[from] llama::Error),
     #[error(transparent)]
-    Hop(#[from] hop::HopError),
+    Hop(#[from] HopError),
     #[error(transparent)]
     IdleGap(#[from] IdleGapError),
     #[error("there is no {what} number {number}")]

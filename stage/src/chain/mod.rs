@@ -35,6 +35,9 @@ pub(crate) enum ChainError {
     /// An emulated cache would have a hole, or a position twice. llama.cpp refuses such rows itself.
     #[error("{slot} is given position {position}, but its next is {next}")]
     NotNext { slot: SlotId, position: u32, next: u32 },
+    /// The lock by which stages of a host take turns.
+    #[error("waiting for a turn to compute: {0}")]
+    Turn(#[source] std::io::Error),
     /// An emulated device's profile cannot tell how long the batch takes.
     #[error(transparent)]
     Time(#[from] StageTimeError),

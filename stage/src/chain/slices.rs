@@ -9,6 +9,7 @@ use llama::{EmbeddingTable, RowInput, SliceContext, Token};
 use protocol::frame::{Frame, KvOp, Rows};
 
 use super::{Call, Chain, ChainError};
+use crate::turns::Turns;
 
 /// One slice.
 pub(crate) struct Slice {
@@ -21,6 +22,7 @@ pub(crate) struct Slices {
     slices: Vec<Slice>,
     embedding: Option<EmbeddingTable>,
     n_embd: usize,
+    turns: Turns,
     batch: Batch,
 }
 
@@ -37,20 +39,27 @@ struct Batch {
 }
 
 impl Slices {
-    pub(crate) fn new(slices: Vec<Slice>, embedding: Option<EmbeddingTable>, n_embd: u32) -> Self {
-        Self { slices, embedding, n_embd: n_embd as usize, batch: Batch::default() }
+    pub(crate) fn new(
+        slices: Vec<Slice>,
+        embedding: Option<EmbeddingTable>,
+        n_embd: u32,
+        turns: Turns,
+    ) -> Self {
+        Self { slices, embedding, n_embd: n_embd as usize, turns, batch: Batch::default() }
     }
 
     pub(crate) fn slices(&self) -> &[Slice] {
         &self.slices
     }
 
-    /// Runs the batch through all slices.
-    pub(crate) fn compute(&mut self) -> Result<(), ChainError> {
+    /// Runs the batch through all slices when it is this stage's turn, and says how long it took from then on.
+    pub(crate) fn compute(&mut self) -> Result<Duration, ChainError> {
         let Batch { tokens, hidden, slots, positions, outputs } = &mut self.batch;
         if slots.is_empty() {
-            return Ok(());
+            return Ok(Duration::ZERO);
         }
+        let _turn = self.turns.take().map_err(ChainError::Turn)?;
+        let started = Instant::now();
         if !tokens.is_empty() {
             let embedding = self.embedding.as_ref().ok_or(ChainError::NoEmbedding)?;
             embedding.lookup(tokens, hidden).map_err(ChainError::Embedding)?;
@@ -63,7 +72,7 @@ impl Slices {
             slice.context.run(&rows).map_err(|source| ChainError::Slice { layers, source })?;
             before = Some(slice);
         }
-        Ok(())
+        Ok(started.elapsed())
     }
 }
 
@@ -121,9 +130,7 @@ impl Chain for Slices {
     }
 
     fn run(&mut self, _: &Call) -> Result<Duration, ChainError> {
-        let started = Instant::now();
-        self.compute()?;
-        Ok(started.elapsed())
+        self.compute()
     }
 
     fn hidden(&self, rows: Range<usize>) -> &[f32] {

@@ -29,7 +29,8 @@
 //!
 //! **But not decode only.** Where decode frames alone can keep a stage busy (a single stage always; k stages with k
 //! micro-batches) decode-first would starve prefill until the running generations end. Therefore decode yields: after
-//! `DECODE_ROUNDS_PER_CHUNK` rounds during which no prefill frame came back, no decode frame leaves until one does.
+//! a number of rounds during which no prefill frame came back, no decode frame leaves until one does. The number goes with
+//! the chunk's rows (`ROWS_PER_DECODE_ROUND`), since a short prompt should not wait for many times what it costs itself.
 //! The wait is short, since with no decode frames about and no older prefill frame ahead, the oldest prefill frame in
 //! flight passes straight through; it is the one chunk that decode may be delayed by. The rule does not bind where
 //! the pipeline has gaps that prefill can use: there, a chunk returns sooner than so many rounds.
@@ -48,10 +49,13 @@ use super::frame::FrameKind;
 use super::limits::EngineLimits;
 
 /// Decode rounds (one step of every running generation) that may pass while prefill frames are in flight and none comes
-/// back. At 1, running generations would slow down to one token per chunk where four would delay the chunk by little (a
-/// chunk of 256 rows costs as much as tens of steps on a CPU); much higher, a newcomer would wait for its first token
-/// as long as the running ones please.
-const DECODE_ROUNDS_PER_CHUNK: usize = 4;
+/// back, at most. At 1, running generations would slow down to one token per chunk where four would delay the chunk by
+/// little (a chunk of 512 rows costs as much as tens of steps on a CPU); much higher, a newcomer would wait for its first
+/// token as long as the running ones please.
+const MOST_DECODE_ROUNDS: usize = 4;
+
+/// Rows of a chunk for each of these rounds; the first round is every chunk's. On a CPU, 64 rows cost several steps.
+const ROWS_PER_DECODE_ROUND: usize = 64;
 
 /// Rows that wait, and frames that are under way.
 #[derive(Debug)]
@@ -67,6 +71,8 @@ pub(super) struct Schedule {
     prefill_in_flight: usize,
     /// Decode frames sent since a prefill frame last came back, or first went out.
     decode_since_chunk: usize,
+    /// Decode rounds that the prefill frames in flight may be made to wait.
+    rounds: usize,
 }
 
 /// Some prompt rows of a slot.
@@ -96,6 +102,7 @@ impl Schedule {
             decode_in_flight: 0,
             prefill_in_flight: 0,
             decode_since_chunk: 0,
+            rounds: 0,
         }
     }
 
@@ -161,7 +168,7 @@ impl Schedule {
 
     fn yields(&self, decoding: usize) -> bool {
         let frames_per_round = self.micro_batches.min(decoding);
-        self.prefill_in_flight > 0 && self.decode_since_chunk >= DECODE_ROUNDS_PER_CHUNK * frames_per_round
+        self.prefill_in_flight > 0 && self.decode_since_chunk >= self.rounds * frames_per_round
     }
 
     fn take_decode(&mut self, decoding: usize) -> Vec<SlotId> {
@@ -174,6 +181,7 @@ impl Schedule {
     fn take_prefill(&mut self) -> Vec<Share> {
         if self.prefill_in_flight == 0 {
             self.decode_since_chunk = 0;
+            self.rounds = 0;
         }
         self.prefill_in_flight += 1;
         let mut room = self.prefill_chunk;
@@ -188,6 +196,8 @@ impl Schedule {
                 self.prompts.push_back(Share { slot, rows: unsent - rows });
             }
         }
+        let rows = self.prefill_chunk - room;
+        self.rounds = self.rounds.max((rows / ROWS_PER_DECODE_ROUND).clamp(1, MOST_DECODE_ROUNDS));
         shares
     }
 }
@@ -276,18 +286,20 @@ mod tests {
 
     #[test]
     fn decode_yields_to_a_chunk_that_does_not_come_back() {
-        let mut s = schedule(1, 1);
-        s.add_prompt(SlotId(0), 30);
-        assert_eq!(s.pick(0), prefill(&[(0, 10)]));
-        for _ in 0..DECODE_ROUNDS_PER_CHUNK {
+        for (chunk, rounds) in [(10, 1), (128, 2), (2048, MOST_DECODE_ROUNDS)] {
+            let mut s = Schedule { prefill_chunk: chunk, ..schedule(1, 1) };
+            s.add_prompt(SlotId(0), 3000);
+            assert_eq!(s.pick(0), prefill(&[(0, chunk)]));
+            for _ in 0..rounds {
+                ready(&mut s, [1]);
+                assert_eq!(s.pick(1), decode(&[1]));
+                s.returned(FrameKind::Decode);
+            }
             ready(&mut s, [1]);
-            assert_eq!(s.pick(1), decode(&[1]));
-            s.returned(FrameKind::Decode);
+            assert_eq!(s.pick(1), None, "the chunk gets its turn");
+            s.returned(FrameKind::Prefill);
+            assert_eq!(s.pick(1), decode(&[1]), "and decode again");
         }
-        ready(&mut s, [1]);
-        assert_eq!(s.pick(1), None, "the chunk gets its turn");
-        s.returned(FrameKind::Prefill);
-        assert_eq!(s.pick(1), decode(&[1]), "and decode again");
     }
 
     #[test]

@@ -90,6 +90,7 @@ fn configs(n_stages: u32, attention: Attention, memory: DeviceMemory, ca: &Clust
             n_batch: 64,
             n_ubatch: 64,
             threads: 1,
+            turns: None,
             micro_batches: n_stages,
             queue_limit: SHAPE.queue_limit,
             prefill_chunk: SHAPE.prefill_chunk,

@@ -63,6 +63,7 @@ pub(crate) fn configs(
             n_batch: 64,
             n_ubatch: 64,
             threads: 1,
+            turns: None,
             micro_batches: stages.len() as u32,
             queue_limit: shape.queue_limit,
             prefill_chunk: shape.prefill_chunk,

@@ -6,6 +6,7 @@ mod profiles;
 mod report;
 mod session;
 
+use std::collections::HashSet;
 use std::num::NonZero;
 use std::path::PathBuf;
 
@@ -71,14 +72,14 @@ pub(crate) struct ServeArgs {
     /// Address of the API. The default is this host alone, because the API asks for no key.
     #[arg(long, env = "SHOAL_LISTEN", value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
     listen: String,
-    /// CPU threads of each stage [default: each host's physical cores, shared out over its stages].
+    /// CPU threads of each stage [default: each host's physical cores, which its stages use in turn].
     #[arg(long, env = "SHOAL_THREADS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=512))]
     threads: Option<u32>,
     /// Prompt tokens computed at once: more is faster, but running answers wait for so many.
-    #[arg(long, env = "SHOAL_PREFILL_CHUNK", value_name = "TOKENS", default_value_t = 256,
+    #[arg(long, env = "SHOAL_PREFILL_CHUNK", value_name = "TOKENS", default_value_t = 512,
           value_parser = clap::value_parser!(u32).range(1..=65_536))]
     prefill_chunk: u32,
-    /// Batches of answers in the pipeline at once [default: one per stage].
+    /// Batches of answers in the pipeline at once [default: one for each host, or with --threads for each stage].
     #[arg(long, env = "SHOAL_MICRO_BATCHES", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     micro_batches: Option<u32>,
     /// Requests that may wait for a slot; more are refused with 503.
@@ -168,10 +169,19 @@ impl ServeArgs {
         }
     }
 
+    /// Stages that can compute at once: by default those of one host take turns.
+    fn stages_at_once(&self, stages: u32) -> u32 {
+        if self.threads.is_some() {
+            return stages;
+        }
+        let hosts: HashSet<&Address> = self.nodes.iter().collect();
+        u32::try_from(hosts.len()).unwrap_or(u32::MAX).max(1)
+    }
+
     fn settings(&self, stages: u32) -> WorkerSettings {
         WorkerSettings {
             threads: self.threads,
-            micro_batches: self.micro_batches.unwrap_or(stages),
+            micro_batches: self.micro_batches.unwrap_or_else(|| self.stages_at_once(stages)),
             queue_limit: self.queue,
             encoding: self.encoding.into(),
         }

@@ -9,7 +9,7 @@ use cluster::{Epoch, SlotId, StepId};
 use protocol::frame::{Frame, FrameLimits, RowInput, RowRun, Rows};
 use protocol::listen::{FrameSizes, TlsIncoming, server};
 use protocol::rows::RowEncoding;
-use protocol::tls::{ClusterCa, connect};
+use protocol::tls::{ClusterCa, TlsIdentity, connect};
 use protocol::v1::stage_client::StageClient;
 use protocol::v1::stage_server::{Stage, StageServer};
 use protocol::v1::{self, ForwardReply, LinkReply, LinkRequest, StatusReply, StatusRequest};
@@ -19,8 +19,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::{Request, Response, Status, Streaming};
 
-/// Threads for connections, as a stage worker has them.
-const IO_THREADS: usize = 2;
+/// Threads for connections of each end, as a stage worker has them.
+const IO_THREADS: usize = 1;
 
 /// The longest frame.
 const MAX_ROWS: u32 = 2048;
@@ -31,58 +31,47 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// Why no frame came through.
 #[derive(Debug, Error)]
 #[error("sending a frame on this host failed: {0}")]
-pub(super) struct HopError(String);
+pub struct HopError(String);
 
 fn because(error: impl std::fmt::Display) -> HopError {
     HopError(error.to_string())
 }
 
 /// A link from this process to itself.
-pub(super) struct Link {
-    runtime: Runtime,
+pub struct Link {
+    near: Runtime,
+    // Drops after the tasks that it runs.
+    _far: Runtime,
     frames: tokio::sync::mpsc::Sender<v1::Frame>,
     arrived: mpsc::Receiver<Result<Frame, String>>,
     n_embd: u32,
     rows: Vec<f32>,
     received: Vec<f32>,
-    _serving: AbortOnDropHandle<Result<(), tonic::transport::Error>>,
+    _serving: Serving,
 }
 
 impl Link {
-    /// Listens and connects.
-    pub(super) fn new(n_embd: u32) -> Result<Self, HopError> {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(IO_THREADS)
-            .enable_all()
-            .build()
-            .map_err(because)?;
+    /// Listens and connects; for rows of `n_embd` numbers.
+    ///
+    /// # Errors
+    /// When the system refuses a port or a thread.
+    pub fn new(n_embd: u32) -> Result<Self, HopError> {
+        let (near, far) = (io_threads()?, io_threads()?);
+        let identity = ClusterCa::new().and_then(|ca| ca.issue("profiler")).map_err(because)?;
         let (arrive, arrived) = mpsc::channel();
+        let (serving, address) = far.block_on(listen(n_embd, arrive, &identity))?;
         let (frames, queued) = tokio::sync::mpsc::channel(1);
-        let serving = runtime.block_on(async {
-            let identity = ClusterCa::new().and_then(|ca| ca.issue("profiler")).map_err(because)?;
-            let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-            let incoming = TlsIncoming::bind(listen, &identity).await.map_err(because)?;
-            let address = incoming.local_addr();
-            let sizes = FrameSizes::for_rows(MAX_ROWS, n_embd);
-            let limits = FrameLimits {
-                slots: 1,
-                n_ctx: MAX_ROWS,
-                n_batch: MAX_ROWS,
-                entry_layer: 0,
-                input: RowInput::Hidden { n_embd },
-            };
-            let service = StageServer::new(Far { arrive, limits });
-            let router = server(sizes).add_service(service.max_decoding_message_size(sizes.max_message));
-            let serving = AbortOnDropHandle::new(tokio::spawn(router.serve_with_incoming(incoming)));
+        near.block_on(async {
             let channel = connect(address, &identity).await.map_err(because)?;
             let call = StageClient::new(channel).forward(Request::new(ReceiverStream::new(queued))).await;
             let mut replies = call.map_err(because)?.into_inner();
             // The stream lives as long as somebody waits for its end.
             tokio::spawn(async move { while let Ok(Some(_)) = replies.message().await {} });
-            Ok::<_, HopError>(serving)
+            Ok::<_, HopError>(())
         })?;
         Ok(Self {
-            runtime,
+            near,
+            _far: far,
             frames,
             arrived,
             n_embd,
@@ -92,8 +81,11 @@ impl Link {
         })
     }
 
-    /// Sends `rows` rows and waits until they are there.
-    pub(super) fn send(&mut self, rows: u32) -> Result<Duration, HopError> {
+    /// Sends `rows` rows, waits until they are there, and says how long that took.
+    ///
+    /// # Errors
+    /// When they do not arrive.
+    pub fn send(&mut self, rows: u32) -> Result<Duration, HopError> {
         self.rows.resize(rows as usize * self.n_embd as usize, 0.5);
         let start = Instant::now();
         let encoding = RowEncoding::F32;
@@ -105,7 +97,7 @@ impl Link {
             prefill: true,
             rows: Rows::Hidden { encoding, data: encoding.encode(&self.rows) },
         };
-        self.runtime.block_on(self.frames.send(frame.into_wire(0))).map_err(because)?;
+        self.near.block_on(self.frames.send(frame.into_wire(0))).map_err(because)?;
         let frame = self.arrived.recv_timeout(DEADLINE).map_err(because)?.map_err(HopError)?;
         if let Rows::Hidden { encoding, data } = frame.rows {
             self.received.clear();
@@ -113,6 +105,38 @@ impl Link {
         }
         Ok(start.elapsed())
     }
+}
+
+fn io_threads() -> Result<Runtime, HopError> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(IO_THREADS)
+        .enable_all()
+        .build()
+        .map_err(because)
+}
+
+type Serving = AbortOnDropHandle<Result<(), tonic::transport::Error>>;
+
+async fn listen(
+    n_embd: u32,
+    arrive: mpsc::Sender<Result<Frame, String>>,
+    identity: &TlsIdentity,
+) -> Result<(Serving, SocketAddr), HopError> {
+    let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let incoming = TlsIncoming::bind(listen, identity).await.map_err(because)?;
+    let address = incoming.local_addr();
+    let sizes = FrameSizes::for_rows(MAX_ROWS, n_embd);
+    let limits = FrameLimits {
+        slots: 1,
+        n_ctx: MAX_ROWS,
+        n_batch: MAX_ROWS,
+        entry_layer: 0,
+        input: RowInput::Hidden { n_embd },
+    };
+    let service = StageServer::new(Far { arrive, limits });
+    let router = server(sizes).add_service(service.max_decoding_message_size(sizes.max_message));
+    let serving = AbortOnDropHandle::new(tokio::spawn(router.serve_with_incoming(incoming)));
+    Ok((serving, address))
 }
 
 /// The other end.
