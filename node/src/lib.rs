@@ -37,4 +37,4 @@ pub use service::{NodeConfig, NodeServeError, NodeWords, RunningNode};
 pub use slices::{
     CutRequest, Existing, Origin, SliceError, SliceFolder, SliceStore, StoredFile, StoredSlices,
 };
-pub use turns::TurnsError;
+pub use turns::{TurnsError, TurnsFile};

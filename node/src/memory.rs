@@ -24,15 +24,18 @@ pub enum MemoryCheck {
 /// The memory does not suffice.
 #[derive(Debug, Error)]
 #[error(
-    "the model does not fit: it needs {needed} of memory and {available} are available ({}); {remedy}",
+    "the model does not fit: {}{needed} of memory and {available} are available ({}); {remedy}",
+    subject(*replicas),
     list(stages)
 )]
 pub struct MemoryError {
     /// For all stages on this host.
     pub needed: Bytes,
+    /// Replicas that this is for, all alike.
+    pub replicas: u32,
     /// What there is.
     pub available: Bytes,
-    /// What each stage needs, and what for.
+    /// What each stage of a replica needs, and what for.
     pub stages: Vec<(LayerRange, StageMemory)>,
     /// What would fit.
     pub remedy: Remedy,
@@ -91,14 +94,16 @@ impl Footprint<'_> {
         stages.iter().map(|stage| stage_memory(self.shape, stage, load, self.costs)).collect()
     }
 
-    /// Refuses a replica whose stages together need more than `available`.
+    /// Refuses replicas alike whose stages together need more than `available`.
     pub(crate) fn check(
         self,
         stages: &[StageLoad],
         load: Load,
+        replicas: u32,
         available: Bytes,
     ) -> Result<Vec<StageMemory>, MemoryError> {
-        let total = |needs: &[StageMemory]| needs.iter().map(StageMemory::total).sum::<Bytes>();
+        let total =
+            |needs: &[StageMemory]| needs.iter().map(StageMemory::total).sum::<Bytes>() * u64::from(replicas);
         let needs = self.estimate(stages, load);
         let needed = total(&needs);
         if needed <= available {
@@ -108,6 +113,7 @@ impl Footprint<'_> {
         let layers = stages.iter().map(|stage| stage.layers);
         Err(MemoryError {
             needed,
+            replicas,
             available,
             stages: layers.zip(needs).collect(),
             remedy: remedy(stages, load, &fits),
@@ -138,6 +144,10 @@ fn largest(most: u32, fits: impl Fn(u32) -> bool) -> Option<u32> {
         }
     }
     (low > 0).then_some(low)
+}
+
+fn subject(replicas: u32) -> String {
+    if replicas == 1 { "it needs ".to_owned() } else { format!("its {replicas} replicas need ") }
 }
 
 fn list(stages: &[(LayerRange, StageMemory)]) -> String {
@@ -193,7 +203,7 @@ mod tests {
 
     fn check(stages: &[StageLoad], load: Load, available: Bytes) -> Result<Vec<StageMemory>, MemoryError> {
         let costs = MemoryCosts::assumed(&shape());
-        Footprint { shape: &shape(), costs: &costs }.check(stages, load, available)
+        Footprint { shape: &shape(), costs: &costs }.check(stages, load, 1, available)
     }
 
     fn stages() -> Vec<StageLoad> {
@@ -224,6 +234,17 @@ mod tests {
         for part in [&needed.to_string(), "stage 1, layers 5..10", "--ctx 3840", "--slots 3"] {
             assert!(text.contains(part), "{text}");
         }
+    }
+
+    #[test]
+    fn several_replicas_need_room_for_each() {
+        let costs = MemoryCosts::assumed(&shape());
+        let footprint = Footprint { shape: &shape(), costs: &costs };
+        let one: Bytes = footprint.estimate(&stages(), LOAD).iter().map(StageMemory::total).sum();
+        assert!(footprint.check(&stages(), LOAD, 3, Bytes(one.0 * 3)).is_ok());
+        let error = footprint.check(&stages(), LOAD, 3, Bytes(one.0 * 3 - 1)).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains(&format!("its 3 replicas need {}", Bytes(one.0 * 3))), "{text}");
     }
 
     #[test]

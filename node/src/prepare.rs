@@ -46,7 +46,9 @@ pub struct ReplicaRequest {
     pub prefill_chunk: u32,
     /// Which architectures may be cut.
     pub options: CutOptions,
-    /// What to do if it does not fit.
+    /// Replicas alike that this host is to run, this one among them.
+    pub replicas_here: u32,
+    /// What to do if they do not fit.
     pub memory_check: MemoryCheck,
     /// What a profile of this host and model says that stages take besides weights and cache, if there is one.
     pub memory_costs: Option<MemoryCosts>,
@@ -132,7 +134,7 @@ impl ReplicaPlan {
         let load = load(shape, request);
         let costs = request.memory_costs.unwrap_or_else(|| MemoryCosts::assumed(shape));
         let footprint = Footprint { shape, costs: &costs };
-        let predicted = match footprint.check(&stages, load, available_memory()) {
+        let predicted = match footprint.check(&stages, load, request.replicas_here, available_memory()) {
             Ok(predicted) => predicted,
             Err(error) => {
                 match request.memory_check {
@@ -304,6 +306,7 @@ mod tests {
             n_ctx: None,
             prefill_chunk: 16,
             options: CutOptions::default(),
+            replicas_here: 1,
             memory_check: MemoryCheck::Enforce,
             memory_costs: None,
         }

@@ -9,7 +9,7 @@ use thiserror::Error;
 
 /// An empty file for as long as its workers may be started.
 #[derive(Debug)]
-pub(crate) struct TurnsFile(NamedTempFile);
+pub struct TurnsFile(NamedTempFile);
 
 /// There can be no such file.
 #[derive(Debug, Error)]
@@ -17,7 +17,11 @@ pub(crate) struct TurnsFile(NamedTempFile);
 pub struct TurnsError(#[source] io::Error);
 
 impl TurnsFile {
-    pub(crate) fn new() -> Result<Self, TurnsError> {
+    /// Makes one among the host's temporary files.
+    ///
+    /// # Errors
+    /// When there can be none.
+    pub fn new() -> Result<Self, TurnsError> {
         tempfile::Builder::new().prefix("shoal-turns-").tempfile().map(Self).map_err(TurnsError)
     }
 

@@ -1,20 +1,19 @@
-//! What every route shares: the served model, the replica, and how many requests are open.
+//! What every route shares: the served model, the replicas, and how many requests are open.
 //!
 //! Knows nothing of HTTP or of OpenAI's bodies.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use cluster::{ForetoldHops, StageObservation};
 use registry::Registry;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Limits, OrchestratorConfig};
+use crate::fleet::Fleet;
 use crate::metrics::Metrics;
 use crate::model::TextModel;
 use crate::openai::ApiError;
-use crate::replica::Replica;
 
 /// The state behind the routes.
 pub(crate) struct App {
@@ -27,12 +26,8 @@ pub(crate) struct App {
     pub(crate) created: u64,
     /// Bounds on what clients may ask for.
     pub(crate) limits: Limits,
-    /// The way to the replica.
-    pub(crate) replica: Replica,
-    /// What the agent sees of the replica's stages.
-    pub(crate) observations: watch::Receiver<Vec<StageObservation>>,
-    /// What the replica's links foretell.
-    pub(crate) hops: watch::Receiver<Option<ForetoldHops>>,
+    /// The replicas.
+    pub(crate) fleet: Fleet,
     /// Whose members may be decided about, if any.
     pub(crate) cluster: Option<Registry>,
     /// What is counted.
@@ -46,6 +41,7 @@ pub(crate) struct App {
 pub(crate) type Admission = OwnedSemaphorePermit;
 
 impl App {
+    /// Needs a runtime, in which the replicas are watched.
     pub(crate) fn new(config: OrchestratorConfig) -> Self {
         Self {
             model_name: config.model_name.into(),
@@ -53,10 +49,8 @@ impl App {
             n_ctx: config.n_ctx,
             created: unix_seconds(),
             open: Arc::new(Semaphore::new(config.limits.max_open_requests)),
+            fleet: Fleet::new(config.replicas, &config.tls, config.router, config.limits.queue),
             limits: config.limits,
-            replica: Replica::new(config.replica, config.tls),
-            observations: config.observations,
-            hops: config.hops,
             cluster: config.cluster,
             metrics: Arc::default(),
             text_model: OnceLock::new(),
@@ -79,7 +73,7 @@ impl App {
 
     /// Whether a request would be answered now.
     pub(crate) fn readiness(&self) -> Result<(), ApiError> {
-        self.replica.readiness()?;
+        self.fleet.readiness()?;
         self.text_model().map(drop)
     }
 

@@ -8,7 +8,10 @@ use protocol::tls::TlsIdentity;
 use registry::Registry;
 use tokio::sync::watch;
 
-/// What is served, and where the replica is.
+use crate::desk::PredictedRates;
+use crate::router::PolicyName;
+
+/// What is served, and where the replicas are.
 #[derive(Debug)]
 pub struct OrchestratorConfig {
     /// The id under which the model is listed.
@@ -19,13 +22,11 @@ pub struct OrchestratorConfig {
     pub model_path: PathBuf,
     /// The source of a chat template to use in place of the model's own.
     pub chat_template: Option<String>,
-    /// The agent's word on the replica.
-    pub replica: watch::Receiver<ReplicaState>,
-    /// What the agent sees of the replica's stages.
-    pub observations: watch::Receiver<Vec<StageObservation>>,
-    /// What its links foretell, where they are watched.
-    pub hops: watch::Receiver<Option<ForetoldHops>>,
-    /// Who this process is to the master.
+    /// The replicas, which are numbered in this order.
+    pub replicas: Vec<ReplicaFeed>,
+    /// Which of them gets a request.
+    pub router: PolicyName,
+    /// Who this process is to the masters.
     pub tls: TlsIdentity,
     /// Whose members may be looked at and decided about, where this process is a cluster's orchestrator.
     pub cluster: Option<Registry>,
@@ -35,6 +36,21 @@ pub struct OrchestratorConfig {
     pub limits: Limits,
 }
 
+/// What is known of one replica.
+#[derive(Debug)]
+pub struct ReplicaFeed {
+    /// The agent's word on it.
+    pub state: watch::Receiver<ReplicaState>,
+    /// What the agent sees of its stages.
+    pub observations: watch::Receiver<Vec<StageObservation>>,
+    /// What its links foretell, where they are watched.
+    pub hops: watch::Receiver<Option<ForetoldHops>>,
+    /// Requests that it generates at once. It is never sent more.
+    pub slots: u32,
+    /// How fast its plan says it is, where it has one.
+    pub predicted: Option<PredictedRates>,
+}
+
 /// Bounds on what clients may ask for.
 #[derive(Debug, Clone)]
 pub struct Limits {
@@ -42,6 +58,12 @@ pub struct Limits {
     pub max_body: Bytes,
     /// Requests for a generation that may be open at once, running and queued together.
     pub max_open_requests: usize,
+    /// Requests that may wait for a slot, of all replicas together.
+    pub queue: usize,
+    /// How long one of them may.
+    pub queue_timeout: Duration,
+    /// How long a request may wait for a replica to serve while none does: one that lost its replica, or one that waits.
+    pub replay_timeout: Duration,
     /// How long a request body may take to arrive.
     pub body_deadline: Duration,
     /// How often a comment is sent on a stream that has nothing else to send.
@@ -55,9 +77,15 @@ impl Default for Limits {
         Self {
             // Two million words of text: more than any context holds.
             max_body: Bytes::from_mib(10),
-            // The engine's queue is the limit that is met in practice; this one bounds memory, and is the bound on
-            // bodies that are being read: 256 × 10 MiB at worst.
+            // The queue is the limit that is met in practice; this one bounds memory, and is the bound on bodies that
+            // are being read: 256 × 10 MiB at worst.
             max_open_requests: 256,
+            // More than anyone waits for: 64 answers of half a minute over four slots are eight minutes.
+            queue: 64,
+            // OpenAI's own clients give up after ten minutes.
+            queue_timeout: Duration::from_secs(600),
+            // A stage is restarted and loaded again: seconds for a small model, a minute for a large one from a disk.
+            replay_timeout: Duration::from_secs(60),
             // 10 MiB at 1.4 Mbit/s.
             body_deadline: Duration::from_secs(60),
             // Proxies commonly give a silent connection up after 30 to 60 s.

@@ -1,6 +1,6 @@
-//! One generation under way: from the master's tokens to pieces of text, and what it came to.
+//! One generation under way: from tokens to pieces of text, and what it came to.
 //!
-//! Knows nothing of the shape of answers. Dropping it cancels the request on every stage, so whoever holds it need
+//! Knows nothing of the shape of answers, nor of where its tokens come from. Dropping it cancels the request on every stage, so whoever holds it need
 //! not do anything when the client goes away, wherever the request is then: in the queue, in prefill or in decode.
 
 use std::collections::HashSet;
@@ -9,13 +9,12 @@ use std::time::{Duration, Instant};
 
 use protocol::v1;
 use protocol::v1::generate_event::Event;
-use tokio_util::sync::CancellationToken;
 
 use crate::app::{Admission, App};
 use crate::metrics::{GenerationEnd, Metrics, TokenClock};
 use crate::model::{Control, TextModel};
 use crate::openai::{ApiError, Candidate, Spent, Timings, TokenLogprob, Usage};
-use crate::replica::TokenStream;
+use crate::source::Source;
 use crate::text::{self, TextStream};
 
 /// A request, ready to be sent to a master, and how to read its answer.
@@ -63,15 +62,14 @@ pub(crate) enum End {
 
 /// A generation under way.
 pub(crate) struct Generation {
-    /// `None` once it has ended.
-    tokens: Option<TokenStream>,
+    source: Source,
     /// Received before the client was answered.
     first: Option<Event>,
     text: TextStream<TokenLogprob>,
     shown: HashSet<i32>,
     model: Arc<TextModel>,
-    closing: CancellationToken,
     journal: Journal,
+    predicted_wait: Duration,
     _place: Admission,
 }
 
@@ -91,28 +89,36 @@ struct Journal {
 }
 
 impl Generation {
-    /// Sends the request and waits for the master's first word, so that a refusal still becomes an HTTP status.
+    /// Takes a place in the queue. If that is a slot, sends the request and waits for the master's first word, so that a refusal
+    /// still becomes an HTTP status; one that has to wait is answered at once, with a stream that begins later.
     pub(crate) async fn start(
-        app: &App,
+        app: &Arc<App>,
         model: Arc<TextModel>,
         prepared: Prepared,
         place: Admission,
     ) -> Result<Self, ApiError> {
         let Prepared { request, stops, shown } = prepared;
         let mut journal = Journal::new(&request, Arc::clone(&app.metrics));
-        let tokens = app.replica.generate(request).await.inspect_err(|error| journal.fail(error))?;
+        let source = Source::start(app, request).inspect_err(|error| journal.fail(error))?;
         let mut generation = Self {
-            tokens: Some(tokens),
+            predicted_wait: source.predicted_wait(),
+            source,
             first: None,
             text: TextStream::new(stops),
             shown,
             model,
-            closing: app.closing(),
             journal,
             _place: place,
         };
-        generation.first = Some(generation.receive().await?);
+        if generation.source.has_slot() {
+            generation.first = Some(generation.receive().await?);
+        }
         Ok(generation)
+    }
+
+    /// How long it was predicted to wait, when it came.
+    pub(crate) fn predicted_wait(&self) -> Duration {
+        self.predicted_wait
     }
 
     /// The next piece of text that is not empty, or the last.
@@ -146,19 +152,8 @@ impl Generation {
     }
 
     async fn receive(&mut self) -> Result<Event, ApiError> {
-        let Some(tokens) = &mut self.tokens else {
-            return Err(ApiError::Internal { reason: "a generation was read after its end" });
-        };
-        let received = tokio::select! {
-            biased;
-            received = tokens.next() => received,
-            () = self.closing.cancelled() => Err(ApiError::ShuttingDown),
-        };
-        if let Err(error) = &received {
-            self.tokens = None;
-            self.journal.fail(error);
-        }
-        received
+        let received = self.source.next().await;
+        received.inspect_err(|error| self.journal.fail(error))
     }
 
     fn token(&mut self, token: &v1::GeneratedToken) -> Result<text::Piece<TokenLogprob>, ApiError> {
@@ -181,7 +176,7 @@ impl Generation {
 
     /// A stop string ends the generation before the master does.
     fn stop(&mut self, last: Piece) -> Progress {
-        self.tokens = None;
+        self.source.end();
         let Journal { prompt, cached, generated, .. } = self.journal;
         let usage = Usage::new(prompt, cached, generated);
         let timings = Timings::new(usage, self.journal.spent());
@@ -189,7 +184,6 @@ impl Generation {
     }
 
     fn finish(&mut self, finished: v1::Finished) -> Progress {
-        self.tokens = None;
         let rest = self.text.finish();
         let end = match finished.reason() {
             v1::FinishReason::Length => End::Full,
@@ -197,9 +191,14 @@ impl Generation {
         };
         let Journal { prompt, cached, .. } = self.journal;
         let usage = Usage::new(prompt, cached, finished.generated_tokens);
-        // The master's clock is nearer to the work; when the request began to wait, it does not tell.
-        let Spent { queue, .. } = self.journal.spent();
-        let spent = Spent { queue, prefill: finished.prefill_ms, decode: finished.decode_ms };
+        let seen = self.journal.spent();
+        // The master's clock is nearer to the work; when the request began to wait, it does not tell. Nor does one of several
+        // masters know of the others.
+        let spent = if self.source.was_disturbed() {
+            seen
+        } else {
+            Spent { queue: seen.queue, prefill: finished.prefill_ms, decode: finished.decode_ms }
+        };
         let timings = Timings::new(usage, spent);
         self.last(rest.into(), Outcome { end, usage, timings })
     }
@@ -233,7 +232,11 @@ impl Journal {
         }
     }
 
+    /// What came to pass when it was sent again is no news to the client.
     fn start(&mut self, started: &v1::Started) {
+        if self.started.is_some() {
+            return;
+        }
         self.cached = started.cached_tokens;
         self.started = Some(Instant::now());
         self.metrics.started(self.prompt, self.cached);

@@ -1,19 +1,25 @@
-//! What clients talk to: the OpenAI-compatible HTTP API over one replica.
+//! What clients talk to: the OpenAI-compatible HTTP API over one or more replicas.
 //!
-//! A request is checked, rendered with the model's chat template and tokenised here; token ids go to the replica's
-//! master and come back; here they become text again. No model is run in this process (only its vocabulary is
+//! A request is checked, rendered with the model's chat template and tokenised here; token ids go to the
+//! master of a replica and come back; here they become text again. No model is run in this process (only its vocabulary is
 //! loaded), no worker is supervised, and nothing of a prompt is logged.
 #![forbid(unsafe_code)]
 
 mod admin;
 mod app;
 mod config;
+pub mod desk;
+mod dispatch;
+mod fleet;
 mod generation;
 mod http;
 mod metrics;
 mod model;
 mod openai;
+mod replay;
 mod replica;
+pub mod router;
+mod source;
 mod sse;
 mod text;
 
@@ -26,7 +32,7 @@ use axum::serve::ListenerExt;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-pub use config::{Limits, OrchestratorConfig};
+pub use config::{Limits, OrchestratorConfig, ReplicaFeed};
 pub use model::TextModelError;
 
 use app::App;
@@ -64,7 +70,7 @@ pub enum ServeError {
 /// [`Limits::drain`] to finish, and end with an error event after it.
 ///
 /// Answers `/health` from the first moment; everything that needs the model says "not ready" until its vocabulary is
-/// read and the replica is ready.
+/// read and a replica is ready.
 pub async fn serve(
     listener: TcpListener,
     config: OrchestratorConfig,

@@ -19,7 +19,10 @@ use tonic::Status;
 
 use super::*;
 use crate::model::TextModel;
+use crate::router::PolicyName;
 use crate::testing::{Master, smollm2};
+
+mod several;
 
 const CHAT: &str = "/v1/chat/completions";
 const N_CTX: u32 = 256;
@@ -31,10 +34,13 @@ struct Bench {
     url: String,
     client: reqwest::Client,
     identity: TlsIdentity,
+    /// Of replica 0.
     master: Master,
     agent: watch::Sender<ReplicaState>,
     stages: watch::Sender<Vec<StageObservation>>,
     hops: watch::Sender<Option<ForetoldHops>>,
+    /// Replicas 1 and on: their masters and agents.
+    others: Vec<(Master, watch::Sender<ReplicaState>)>,
     shutdown: CancellationToken,
     server: JoinHandle<Result<(), ServeError>>,
     /// To make tokens of text.
@@ -42,13 +48,23 @@ struct Bench {
 }
 
 impl Bench {
+    /// One replica of four slots, and no patience for lost ones.
     async fn start() -> Self {
+        Self::with(1, impatient()).await
+    }
+
+    async fn with(replicas: usize, limits: Limits) -> Self {
         let identity = ClusterCa::new().unwrap().issue("test").unwrap();
-        let master = Master::start(&identity).await;
-        let (agent, replica) =
-            watch::channel(ReplicaState::Ready { master: master.address, epoch: Epoch(1) });
+        let (master, agent, mut feed) = replica(&identity).await;
         let (stages, observations) = watch::channel(Vec::new());
         let (hops, foretold) = watch::channel(None);
+        (feed.observations, feed.hops) = (observations, foretold);
+        let (mut feeds, mut others) = (vec![feed], Vec::new());
+        for _ in 1..replicas {
+            let (master, agent, feed) = replica(&identity).await;
+            feeds.push(feed);
+            others.push((master, agent));
+        }
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let config = OrchestratorConfig {
@@ -56,19 +72,19 @@ impl Bench {
             aliases: Vec::new(),
             model_path: smollm2(),
             chat_template: None,
-            replica,
-            observations,
-            hops: foretold,
+            replicas: feeds,
+            router: PolicyName::Jsq,
             tls: identity.clone(),
             cluster: None,
             n_ctx: N_CTX,
-            limits: Limits { drain: Duration::from_millis(100), ..Limits::default() },
+            limits,
         };
         let shutdown = CancellationToken::new();
         let server = tokio::spawn(serve(listener, config, shutdown.clone()));
         let model = TextModel::load(&smollm2(), None).unwrap();
         let client = reqwest::Client::new();
-        let bench = Self { url, client, identity, master, agent, stages, hops, shutdown, server, model };
+        let bench =
+            Self { url, client, identity, master, agent, stages, hops, others, shutdown, server, model };
         let ready = async {
             while bench.get("/ready").await.0 != StatusCode::OK {
                 tokio::task::yield_now().await;
@@ -95,6 +111,22 @@ impl Bench {
     fn text_of(&self, tokens: &[i32]) -> String {
         let bytes = tokens.iter().flat_map(|&id| self.model.token_bytes(id, model::Control::Shown).unwrap());
         String::from_utf8(bytes.collect()).unwrap()
+    }
+}
+
+/// A replica whose master and agent are the test's.
+async fn replica(identity: &TlsIdentity) -> (Master, watch::Sender<ReplicaState>, ReplicaFeed) {
+    let master = Master::start(identity).await;
+    let (agent, state) = watch::channel(ReplicaState::Ready { master: master.address, epoch: Epoch(1) });
+    let (observations, hops) = (watch::channel(Vec::new()).1, watch::channel(None).1);
+    (master, agent, ReplicaFeed { state, observations, hops, slots: 4, predicted: None })
+}
+
+fn impatient() -> Limits {
+    Limits {
+        drain: Duration::from_millis(100),
+        replay_timeout: Duration::from_millis(200),
+        ..Limits::default()
     }
 }
 
@@ -257,8 +289,9 @@ async fn case_6_a_restarted_replica_is_another_and_gets_its_own_connection() {
     accepted.start(0).await;
     let mut successor = Master::start(&bench.identity).await;
     bench.agent.send_replace(ReplicaState::Ready { master: successor.address, epoch: Epoch(2) });
-    let lost: Value = reply.await.unwrap().json().await.unwrap();
-    assert_eq!(lost["error"]["code"], "replica_lost");
+    // The one that was lost, and then a new one.
+    successor.call().await.accept().finish(FinishReason::Stop, 0).await;
+    assert_eq!(reply.await.unwrap().status(), StatusCode::OK);
     let _reply = bench.send(CHAT, chat(json!({})));
     successor.call().await;
     assert!(bench.master.is_idle());
@@ -476,7 +509,12 @@ async fn the_model_is_listed_with_its_numbers() {
     assert_eq!(list["data"][0]["meta"]["n_ctx"], N_CTX);
     assert_eq!(list["data"][0]["meta"]["n_vocab"], 49152);
     assert_eq!(bench.get("/v1/models/smollm2").await.1, list["data"][0]);
-    assert_eq!(bench.get("/ready").await.1, json!({ "status": "ready", "model": "smollm2", "epoch": 1 }));
+    assert_eq!(
+        bench.get("/ready").await.1,
+        json!({
+            "status": "ready", "model": "smollm2", "replicas": [{ "replica": 0, "status": "ready", "epoch": 1 }],
+        })
+    );
 }
 
 #[tokio::test]
@@ -488,9 +526,14 @@ async fn a_model_that_is_no_model_ends_the_server_with_its_name() {
         aliases: Vec::new(),
         model_path: "no/such/model.gguf".into(),
         chat_template: None,
-        replica,
-        observations: watch::channel(Vec::new()).1,
-        hops: watch::channel(None).1,
+        replicas: vec![ReplicaFeed {
+            state: replica,
+            observations: watch::channel(Vec::new()).1,
+            hops: watch::channel(None).1,
+            slots: 4,
+            predicted: None,
+        }],
+        router: PolicyName::Jsq,
         tls: identity,
         cluster: None,
         n_ctx: N_CTX,
@@ -589,7 +632,7 @@ async fn metrics_tell_how_generations_ended_that_did_not_end_well() {
 #[tokio::test]
 async fn a_scrape_has_the_engines_and_the_stages_numbers_and_does_not_wait_for_a_master_that_is_silent() {
     let bench = Bench::start().await;
-    assert!(!scrape(&bench).await.contains_key("shoal_slots"), "the master does not answer");
+    assert!(!scrape(&bench).await.contains_key(r#"shoal_slots{replica="0"}"#), "the master does not answer");
     bench.master.engine.send_replace(Some(v1::EngineStatusReply {
         slots: 4,
         active: 3,
@@ -611,25 +654,32 @@ async fn a_scrape_has_the_engines_and_the_stages_numbers_and_does_not_wait_for_a
     };
     let round_trips = Tally { count: 100, rows: 300, time: Millis(1300.0) };
     bench.stages.send_replace(vec![stage(0, Tally::default()), stage(1, round_trips)]);
-    assert!(!scrape(&bench).await.contains_key("shoal_step_hops_predicted_seconds"), "no link is watched");
+    assert!(
+        !scrape(&bench).await.contains_key(r#"shoal_step_hops_predicted_seconds{replica="0"}"#),
+        "no link is watched"
+    );
     bench.hops.send_replace(Some(ForetoldHops { observed: Millis(12.0), predicted: Millis(0.5) }));
     let samples = scrape(&bench).await;
-    let labels = r#"stage="1",phase="decode",rows="3-4",depth="0-1024""#;
+    let labels = r#"stage="1",phase="decode",rows="3-4",depth="0-1024",replica="0""#;
+    let of_replica = |name: &str| format!(r#"{name}{{replica="0"}}"#);
     for (key, value) in [
-        ("shoal_slots".to_owned(), 4.0),
-        ("shoal_active_slots".to_owned(), 3.0),
-        ("shoal_queued_requests".to_owned(), 2.0),
+        (of_replica("shoal_replica_ready"), 1.0),
+        (of_replica("shoal_slots"), 4.0),
+        (of_replica("shoal_active_slots"), 3.0),
+        (of_replica("shoal_engine_queued_requests"), 2.0),
+        ("shoal_queued_requests".to_owned(), 0.0),
+        ("shoal_queue_limit".to_owned(), 64.0),
         (format!("shoal_stage_steps_total{{{labels}}}"), 100.0),
         (format!("shoal_stage_compute_seconds_total{{{labels}}}"), 0.5),
         (format!("shoal_stage_predicted_compute_seconds_total{{{labels}}}"), 0.4),
-        (r#"shoal_stage_resident_memory_bytes{stage="0"}"#.to_owned(), 1048576.0),
-        ("shoal_round_trips_total".to_owned(), 100.0),
-        ("shoal_step_hops_recent_seconds".to_owned(), 0.012),
-        ("shoal_step_hops_predicted_seconds".to_owned(), 0.0005),
+        (r#"shoal_stage_resident_memory_bytes{stage="0",replica="0"}"#.to_owned(), 1048576.0),
+        (of_replica("shoal_round_trips_total"), 100.0),
+        (of_replica("shoal_step_hops_recent_seconds"), 0.012),
+        (of_replica("shoal_step_hops_predicted_seconds"), 0.0005),
     ] {
         assert_eq!(samples.get(&key), Some(&value), "{key}: {samples:#?}");
     }
-    assert!((samples["shoal_step_hops_seconds"] - 0.001).abs() < 1e-9);
-    let ratio = samples[r#"shoal_stage_correction_ratio{stage="0",phase="decode",rows="3-4"}"#];
+    assert!((samples[r#"shoal_step_hops_seconds{replica="0"}"#] - 0.001).abs() < 1e-9);
+    let ratio = samples[r#"shoal_stage_correction_ratio{stage="0",phase="decode",rows="3-4",replica="0"}"#];
     assert!(ratio > 1.0 && ratio < 1.25, "{ratio}");
 }

@@ -2,7 +2,7 @@
 //! handed to the thread that would compute, and decoded.
 //!
 //!     cargo bench -p profiler --bench hop
-#![allow(clippy::unwrap_used)] // how a bench fails
+#![allow(clippy::unwrap_used, missing_docs)] // how a bench fails, and what criterion's macros make
 
 use std::hint::black_box;
 

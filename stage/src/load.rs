@@ -137,11 +137,11 @@ fn context_params(config: &WorkerConfig, output: Output) -> ContextParams {
     }
 }
 
-/// Rows of a prompt that is long enough to be computed as one. A full ubatch would touch the compute buffers too, which are
-/// reserved by then; but it takes as long as a prompt of so many tokens, which on a slow host is most of the start.
-const WARM_UP_ROWS: u32 = 32;
+/// A full ubatch would touch the compute buffers too, which are reserved by then; but it takes as long as a prompt of so many
+/// tokens, which on a slow host is most of the start.
+const WARM_UP_ROWS: u32 = 2;
 
-/// Runs a short prompt, and a single row, whose graph is another; leaves no sequence behind.
+/// Runs two rows, and a single one, whose graph is another; leaves no sequence behind.
 fn warm_up(chain: &mut Slices, config: &WorkerConfig) -> Result<(), ChainError> {
     for n in [WARM_UP_ROWS.min(config.n_ubatch).min(config.n_ctx), 1] {
         let data = vec![0; n as usize * config.n_embd as usize * RowEncoding::F16.element_bytes()];

@@ -23,12 +23,12 @@ use super::restarts::{Failure, Restarts, Verdict};
 /// ready while it is not.
 const HEARTBEAT: Duration = Duration::from_millis(250);
 
-/// Within which a stage that serves must answer: a frozen one is lost within four seconds, an event to the client
-/// within five.
-const HEARTBEAT_DEADLINE: Duration = Duration::from_secs(3);
+/// Within which a stage that serves must answer: with the time between two signs of life, a frozen one is lost within three
+/// seconds. The host may be busy, but the answer takes no part in the stage's work.
+const HEARTBEAT_DEADLINE: Duration = Duration::from_millis(2500);
 
-/// While it loads, progress is shown to people …
-const LOAD_POLL: Duration = Duration::from_millis(200);
+/// While it loads, progress is shown to people, the first request waits for the end of it …
+const LOAD_POLL: Duration = Duration::from_millis(50);
 
 /// … and nobody waits for tokens, while the disk and all cores may be busy.
 const LOAD_DEADLINE: Duration = Duration::from_secs(15);
@@ -200,7 +200,7 @@ async fn ask(client: &mut StageClient<Channel>, deadline: Duration) -> Result<St
     match tokio::time::timeout(deadline, client.status(StatusRequest {})).await {
         Ok(Ok(reply)) => Ok(reply.into_inner()),
         Ok(Err(status)) => Err(Lost::crash(format!("its status cannot be had: {}", status.message()))),
-        Err(_) => Err(Lost::crash(format!("it did not answer for {} s", deadline.as_secs()))),
+        Err(_) => Err(Lost::crash(format!("it did not answer for {} s", deadline.as_secs_f32()))),
     }
 }
 

@@ -37,7 +37,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::client::NodeClient;
 use crate::memory::MemoryCheck;
 use crate::prepare::{PreparedReplica, PreparedStage, ReplicaPlan};
-use crate::turns::{TurnsError, TurnsFile};
+use crate::turns::TurnsFile;
 use board::StagePhase;
 use keeper::Keeper;
 use observer::{Observed, Observer};
@@ -75,6 +75,10 @@ pub struct ReplicaConfig {
     /// Profiles of this host's devices for the model, against which steps are compared; each stage takes the first that was
     /// measured with all that it uses.
     pub profiles: Vec<DeviceProfile>,
+    /// Stages of other replicas that share this host's cores.
+    pub beside: u32,
+    /// By which they take turns: the same for all of them.
+    pub turns: Arc<TurnsFile>,
 }
 
 /// Where an agent tells of its replica. The other ends may exist already.
@@ -101,6 +105,8 @@ pub struct RemoteReplica {
     pub settings: WorkerSettings,
     /// Profiles of the nodes' devices for the model, named as in the cluster file: `node/device`.
     pub profiles: Vec<DeviceProfile>,
+    /// Nodes of the stages of other replicas, which share their hosts' cores. One for each stage.
+    pub beside: Vec<NodeClient>,
 }
 
 /// A stage was given up before the replica served for the first time.
@@ -109,17 +115,6 @@ pub struct RemoteReplica {
 pub struct NeverReady {
     /// Which stage, and why.
     pub reason: String,
-}
-
-/// Why a replica cannot be started on this host.
-#[derive(Debug, Error)]
-pub enum StartError {
-    /// Its certificates cannot be issued.
-    #[error(transparent)]
-    Tls(#[from] TlsError),
-    /// Its stages cannot share the cores.
-    #[error(transparent)]
-    Turns(#[from] TurnsError),
 }
 
 /// A running replica.
@@ -132,17 +127,17 @@ pub struct Agent {
     // Ends the tasks if the agent is dropped without being shut down.
     _guard: DropGuard,
     tasks: JoinSet<()>,
-    // For the stages on this host; gone with the agent.
-    _turns: Option<TurnsFile>,
+    // Kept for the stages on this host.
+    _turns: Option<Arc<TurnsFile>>,
 }
 
 impl Agent {
     /// Starts a worker for each stage on this host.
-    pub fn start(config: ReplicaConfig, ca: &ClusterCa, outlook: Outlook) -> Result<Self, StartError> {
+    pub fn start(config: ReplicaConfig, ca: &ClusterCa, outlook: Outlook) -> Result<Self, TlsError> {
         let encoding = config.settings.encoding;
         let identity = ca.issue("agent")?;
-        let turns = TurnsFile::new()?;
-        let stages = local_stages(config, ca, &turns)?;
+        let turns = Arc::clone(&config.turns);
+        let stages = local_stages(config, ca)?;
         Ok(Self { _turns: Some(turns), ..Self::run(stages, Link { identity, encoding }, outlook) })
     }
 
@@ -268,8 +263,8 @@ struct Link {
     encoding: RowEncoding,
 }
 
-fn local_stages(config: ReplicaConfig, ca: &ClusterCa, turns: &TurnsFile) -> Result<Vec<Stage>, TlsError> {
-    let ReplicaConfig { command, replica, settings, emulations, profiles } = config;
+fn local_stages(config: ReplicaConfig, ca: &ClusterCa) -> Result<Vec<Stage>, TlsError> {
+    let ReplicaConfig { command, replica, settings, emulations, profiles, beside, turns } = config;
     let n_stages = replica.stages.len() as u32;
     let common = ReplicaOrder {
         model: replica.model,
@@ -284,7 +279,7 @@ fn local_stages(config: ReplicaConfig, ca: &ClusterCa, turns: &TurnsFile) -> Res
     };
     let stage = |(stage, prepared): (u32, PreparedStage)| {
         let PreparedStage { layers, gpu_layers, path, predicted } = prepared;
-        let order = common.stage(StagePlace { stage, layers, gpu_layers, stages_here: n_stages });
+        let order = common.stage(StagePlace { stage, layers, gpu_layers, stages_here: n_stages + beside });
         let host = OnHost {
             slice: path,
             embedding: replica.embedding.clone(),
@@ -316,7 +311,7 @@ fn remote_stages(replica: &RemoteReplica) -> Vec<Stage> {
     };
     let stages = plan.stages().iter().zip(plan.predicted()).zip(nodes).zip(0..);
     let stage = |(((load, predicted), node), stage): (((&StageLoad, &StageMemory), &NodeClient), u32)| {
-        let stages_here = nodes.iter().filter(|other| *other == node).count() as u32;
+        let stages_here = nodes.iter().chain(&replica.beside).filter(|other| *other == node).count() as u32;
         let (layers, gpu_layers) = (load.layers, load.gpu_layers);
         let order = common.stage(StagePlace { stage, layers, gpu_layers, stages_here });
         let report = expected_report(&order, *predicted);

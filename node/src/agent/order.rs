@@ -38,7 +38,7 @@ pub(crate) struct StagePlace {
     pub(crate) stage: u32,
     pub(crate) layers: LayerRange,
     pub(crate) gpu_layers: u32,
-    /// Stages of the replica on its host.
+    /// Stages on its host, of all replicas.
     pub(crate) stages_here: u32,
 }
 

@@ -165,8 +165,15 @@ impl Fixture {
         let loading = ReplicaState::Loading { progress: 0.0, waiting_for: String::new() };
         let outlook =
             Outlook { state: watch::Sender::new(loading), observations: watch::Sender::new(Vec::new()) };
-        let config =
-            ReplicaConfig { command, replica, settings, emulations: Vec::new(), profiles: Vec::new() };
+        let config = ReplicaConfig {
+            command,
+            replica,
+            settings,
+            emulations: Vec::new(),
+            profiles: Vec::new(),
+            beside: 0,
+            turns: Arc::new(TurnsFile::new().unwrap()),
+        };
         Agent::start(config, &self.ca, outlook).unwrap()
     }
 }

@@ -129,7 +129,7 @@ fn check_memory(order: &StageOrder, shape: &ModelShape, weights: Bytes) -> Resul
     let footprint = Footprint { shape, costs: &costs };
     let stages = [StageLoad { layers: order.layers, weights, gpu_layers: order.gpu_layers }];
     let load = Load { slots: order.slots, n_ctx: order.n_ctx, n_ubatch: order.n_batch };
-    let predicted = match footprint.check(&stages, load, available_memory()) {
+    let predicted = match footprint.check(&stages, load, 1, available_memory()) {
         Ok(predicted) => predicted,
         Err(error) if order.ignore_memory => {
             tracing::warn!("{error}");

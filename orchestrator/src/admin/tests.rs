@@ -13,8 +13,9 @@ use tokio::sync::watch;
 use tower::ServiceExt;
 
 use super::*;
-use crate::config::{Limits, OrchestratorConfig};
+use crate::config::{Limits, OrchestratorConfig, ReplicaFeed};
 use crate::http::router;
+use crate::router::PolicyName;
 
 struct Api {
     app: Arc<App>,
@@ -53,9 +54,14 @@ fn app(cluster: Option<Registry>) -> Arc<App> {
         aliases: Vec::new(),
         model_path: "no/such/file".into(),
         chat_template: None,
-        replica: watch::channel(down).1,
-        observations: watch::channel(Vec::new()).1,
-        hops: watch::channel(None).1,
+        replicas: vec![ReplicaFeed {
+            state: watch::channel(down).1,
+            observations: watch::channel(Vec::new()).1,
+            hops: watch::channel(None).1,
+            slots: 1,
+            predicted: None,
+        }],
+        router: PolicyName::Jsq,
         tls: ClusterCa::new().unwrap().issue("orchestrator").unwrap(),
         cluster,
         n_ctx: 512,

@@ -9,7 +9,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use crate::app::App;
-use crate::metrics::{CONTENT_TYPE, Snapshot};
+use crate::metrics::{CONTENT_TYPE, ReplicaSnapshot, Snapshot};
 use crate::openai::ApiError;
 
 /// The engine answers such questions beside its work, within a millisecond. Without an answer its numbers are left out.
@@ -20,13 +20,22 @@ const NO_ROUTE: &str = "none";
 
 /// `GET /metrics`.
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
-    let engine = tokio::time::timeout(ENGINE_DEADLINE, app.replica.engine_status()).await;
+    let engines = app.fleet.engines(ENGINE_DEADLINE).await;
+    let queue = app.fleet.dispatch().queue();
+    let members = app.fleet.members().iter().zip(engines).zip(&queue.loads);
+    let replicas = members.map(|((member, engine), load)| ReplicaSnapshot {
+        is_ready: member.replica.readiness().is_ok(),
+        waiting: load.waiting,
+        engine,
+        stages: member.observations.borrow().clone(),
+        hops: *member.hops.borrow(),
+    });
     let snapshot = Snapshot {
         is_ready: app.readiness().is_ok(),
         open_requests: app.open_requests(),
-        engine: engine.ok().flatten(),
-        stages: app.observations.borrow().clone(),
-        hops: *app.hops.borrow(),
+        queued: queue.waiting,
+        queue_limit: queue.limit,
+        replicas: replicas.collect(),
     };
     let text = app.metrics.render(snapshot);
     let text = text.map_err(|_| ApiError::Internal { reason: "the metrics cannot be written" })?;

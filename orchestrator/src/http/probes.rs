@@ -13,33 +13,61 @@ use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::openai::ApiError;
+use crate::replica::Replica;
 
 /// `GET /health`: the process is up.
 pub(super) async fn health() -> Json<Value> {
     Json(json!({ "status": "ok" }))
 }
 
-/// `GET /ready`: 200 if a chat would be answered now, else 503 and the reason.
+/// `GET /ready`: 200 if a chat would be answered now, else 503 and the reason; and how each replica is.
 pub(super) async fn ready(State(app): State<Arc<App>>) -> Response {
-    match (app.readiness(), app.replica.state()) {
-        (Ok(()), ReplicaState::Ready { epoch, .. }) => {
-            Json(json!({ "status": "ready", "model": &*app.model_name, "epoch": epoch.0 })).into_response()
+    let members = app.fleet.members().iter().enumerate();
+    let replicas: Vec<Value> =
+        members.map(|(number, member)| describe_replica(number, &member.replica)).collect();
+    match app.readiness() {
+        Ok(()) => {
+            let body = json!({ "status": "ready", "model": &*app.model_name, "replicas": replicas });
+            Json(body).into_response()
         }
-        (Ok(()), state) => unready(&state, "the replica's state is changing"),
-        (Err(ApiError::NotReady { reason }), state) => unready(&state, &reason),
-        (Err(error), state) => unready(&state, &error.to_string()),
+        Err(error) => {
+            let reason = match error {
+                ApiError::NotReady { reason } => reason,
+                other => other.to_string(),
+            };
+            let mut body = json!({ "status": overall(&replicas), "reason": reason });
+            if let Some(progress) = furthest(&replicas) {
+                body["progress"] = progress.into();
+            }
+            body["replicas"] = replicas.into();
+            (StatusCode::SERVICE_UNAVAILABLE, Json(body)).into_response()
+        }
     }
 }
 
-fn unready(state: &ReplicaState, reason: &str) -> Response {
-    let body = match state {
-        ReplicaState::Down { .. } => json!({ "status": "down", "reason": reason }),
-        ReplicaState::Loading { progress, .. } => {
-            json!({ "status": "loading", "reason": reason, "progress": progress })
+/// Down if nothing is being loaded: then something must change before it serves.
+fn overall(replicas: &[Value]) -> &'static str {
+    if replicas.iter().all(|replica| replica["status"] == "down") { "down" } else { "loading" }
+}
+
+/// How far the replica is that will be the first to serve.
+fn furthest(replicas: &[Value]) -> Option<f64> {
+    replicas.iter().filter_map(|replica| replica["progress"].as_f64()).max_by(f64::total_cmp)
+}
+
+fn describe_replica(number: usize, replica: &Replica) -> Value {
+    let (status, reason) = match (replica.readiness(), replica.state()) {
+        (Ok(()), ReplicaState::Ready { epoch, .. }) => {
+            return json!({ "replica": number, "status": "ready", "epoch": epoch.0 });
         }
-        ReplicaState::Ready { .. } => json!({ "status": "loading", "reason": reason }),
+        (Err(reason), ReplicaState::Loading { progress, .. }) => {
+            let (status, reason) = ("loading", reason);
+            return json!({ "replica": number, "status": status, "reason": reason, "progress": progress });
+        }
+        (Err(reason), _) => ("down", reason),
+        (Ok(()), _) => ("loading", "its state is changing".to_owned()),
     };
-    (StatusCode::SERVICE_UNAVAILABLE, Json(body)).into_response()
+    json!({ "replica": number, "status": status, "reason": reason })
 }
 
 /// `GET /v1/models`: the model, while it would answer.

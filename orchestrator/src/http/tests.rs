@@ -13,7 +13,8 @@ use tokio::sync::watch;
 use tower::ServiceExt;
 
 use super::*;
-use crate::config::{Limits, OrchestratorConfig};
+use crate::config::{Limits, OrchestratorConfig, ReplicaFeed};
+use crate::router::PolicyName;
 
 fn app(state: ReplicaState) -> (Arc<App>, watch::Sender<ReplicaState>) {
     let (sender, replica) = watch::channel(state);
@@ -22,9 +23,14 @@ fn app(state: ReplicaState) -> (Arc<App>, watch::Sender<ReplicaState>) {
         aliases: vec!["fish.gguf".into()],
         model_path: "no/such/file".into(),
         chat_template: None,
-        replica,
-        observations: watch::channel(Vec::new()).1,
-        hops: watch::channel(None).1,
+        replicas: vec![ReplicaFeed {
+            state: replica,
+            observations: watch::channel(Vec::new()).1,
+            hops: watch::channel(None).1,
+            slots: 1,
+            predicted: None,
+        }],
+        router: PolicyName::Jsq,
         tls: ClusterCa::new().unwrap().issue("orchestrator").unwrap(),
         cluster: None,
         n_ctx: 512,
@@ -70,7 +76,9 @@ async fn case_2_nothing_claims_a_model_that_would_not_answer() {
     let (app, _agent) = app(down());
     let ready = get_path(&app, "/ready").await;
     assert_eq!(ready.status(), StatusCode::SERVICE_UNAVAILABLE);
-    assert_eq!(json_of(ready).await, json!({ "status": "down", "reason": "stage 1 was killed" }));
+    let reason = "stage 1 was killed";
+    let replica = json!({ "replica": 0, "status": "down", "reason": reason });
+    assert_eq!(json_of(ready).await, json!({ "status": "down", "reason": reason, "replicas": [replica] }));
     assert_eq!(json_of(get_path(&app, "/v1/models").await).await, json!({ "object": "list", "data": [] }));
     assert_eq!(get_path(&app, "/v1/models/fish").await.status(), StatusCode::SERVICE_UNAVAILABLE);
     for (path, body) in [("/v1/chat/completions", chat()), ("/v1/completions", json!({ "prompt": "hi" }))] {

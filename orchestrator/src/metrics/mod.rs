@@ -14,7 +14,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-pub(crate) use snapshot::Snapshot;
+pub(crate) use snapshot::{ReplicaSnapshot, Snapshot};
 
 /// The media type of the answer: OpenMetrics, which Prometheus reads.
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -35,6 +35,7 @@ pub(crate) struct Metrics {
     registry: Registry,
     answers: Family<AnswerLabels, Counter>,
     generations: Family<EndLabels, Counter>,
+    replays: Counter,
     prompt_tokens: Counter,
     cached_prompt_tokens: Counter,
     generated_tokens: Counter,
@@ -53,7 +54,7 @@ struct EndLabels {
     end: GenerationEnd,
 }
 
-/// How a generation that a master was asked for ended.
+/// How a generation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum GenerationEnd {
     /// The model or a stop string ended it.
@@ -84,6 +85,7 @@ impl Default for Metrics {
             registry: Registry::with_prefix(PREFIX),
             answers: Family::default(),
             generations: Family::default(),
+            replays: Counter::default(),
             prompt_tokens: Counter::default(),
             cached_prompt_tokens: Counter::default(),
             generated_tokens: Counter::default(),
@@ -105,8 +107,13 @@ impl Metrics {
         );
         registry.register(
             "generations",
-            "Generations that a master was asked for, by how they ended",
+            "Generations that were asked for, by how they ended",
             self.generations.clone(),
+        );
+        registry.register(
+            "replays",
+            "Generations sent again, to the same replica or another, because theirs was lost",
+            self.replays.clone(),
         );
         registry.register("prompt_tokens", "Tokens of prompts that were started", self.prompt_tokens.clone());
         registry.register(
@@ -117,7 +124,7 @@ impl Metrics {
         registry.register("generated_tokens", "Tokens received from masters", self.generated_tokens.clone());
         registry.register_with_unit(
             "time_to_first_token",
-            "From sending a request to a master until its first token, waiting included",
+            "From a request's arrival in the queue until its first token",
             Unit::Seconds,
             self.first_token.clone(),
         );
@@ -132,6 +139,11 @@ impl Metrics {
     /// An HTTP request was answered.
     pub(crate) fn answered(&self, route: &str, status: u16) {
         self.answers.get_or_create(&AnswerLabels { route: route.to_owned(), status }).inc();
+    }
+
+    /// A generation is sent again.
+    pub(crate) fn replayed(&self) {
+        self.replays.inc();
     }
 
     /// A generation has got a slot.

@@ -1,8 +1,8 @@
-//! What others say of themselves at the moment of a scrape: the engine and the stages.
+//! What others say of themselves at the moment of a scrape: the queue, the engines and the stages.
 
 use std::fmt;
 
-use cluster::{ForetoldHops, ObservedSteps, StageObservation, StepBucket, hop_time};
+use cluster::{ForetoldHops, ObservedSteps, StageObservation, StepBucket, Tally, hop_time};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{
     DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeLabelSet, NoLabelSet,
@@ -18,7 +18,22 @@ pub(crate) struct Snapshot {
     pub(crate) is_ready: bool,
     /// Requests that are open here.
     pub(crate) open_requests: usize,
-    /// What the engine says, if it answered in time.
+    /// Requests that wait for a slot.
+    pub(crate) queued: usize,
+    /// Requests that may.
+    pub(crate) queue_limit: usize,
+    /// Of each replica, by its number.
+    pub(crate) replicas: Vec<ReplicaSnapshot>,
+}
+
+/// Values of one replica.
+#[derive(Debug)]
+pub(crate) struct ReplicaSnapshot {
+    /// Whether it would take a request.
+    pub(crate) is_ready: bool,
+    /// Requests in its line.
+    pub(crate) waiting: usize,
+    /// What its engine says, if it answered in time.
     pub(crate) engine: Option<v1::EngineStatusReply>,
     /// What the agent sees of the stages.
     pub(crate) stages: Vec<StageObservation>,
@@ -84,47 +99,81 @@ impl Collector for Snapshot {
             .gauges(encoder, vec![(NONE, u32::from(self.is_ready))])?;
         told("open_requests", "Requests that generate or wait, as counted here")
             .gauges(encoder, vec![(NONE, self.open_requests)])?;
-        if let Some(engine) = &self.engine {
-            encode_engine(encoder, engine)?;
-        }
+        told("queued_requests", "Requests that wait for a slot")
+            .gauges(encoder, vec![(NONE, self.queued)])?;
+        told("queue_limit", "Requests that may wait for a slot")
+            .gauges(encoder, vec![(NONE, self.queue_limit)])?;
+        self.encode_replicas(encoder)?;
+        self.encode_engines(encoder)?;
         self.encode_steps(encoder)?;
         self.encode_stages(encoder)
     }
 }
 
-fn encode_engine(encoder: &mut DescriptorEncoder<'_>, engine: &v1::EngineStatusReply) -> fmt::Result {
-    for (name, help, value) in [
-        ("slots", "Requests that can generate at once", engine.slots),
-        ("active_slots", "Requests that generate now", engine.active),
-        ("queued_requests", "Requests that wait for a slot", engine.queued),
-        ("queue_limit", "Requests that may wait for a slot", engine.queue_limit),
-    ] {
-        told(name, help).gauges(encoder, vec![(NONE, value)])?;
-    }
-    for (name, help, value) in [
-        ("engine_generated_tokens", "Tokens drawn by the master since it began", engine.generated_tokens),
-        ("engine_prefilled_tokens", "Prompt tokens computed since the master began", engine.prefilled_tokens),
-    ] {
-        told(name, help).counters(encoder, vec![(NONE, value)])?;
-    }
-    Ok(())
-}
-
 impl Snapshot {
+    /// Of every replica that has the value.
+    fn of_replicas<V>(
+        &self,
+        value: impl Fn(&ReplicaSnapshot) -> Option<V>,
+    ) -> Samples<[(&'static str, String); 1], V> {
+        let replicas = self.replicas.iter().enumerate();
+        replicas.filter_map(|(number, replica)| Some(([replica_label(number)], value(replica)?))).collect()
+    }
+
+    fn stages(&self) -> impl Iterator<Item = (usize, &StageObservation)> {
+        let replicas = self.replicas.iter().enumerate();
+        replicas.flat_map(|(number, replica)| replica.stages.iter().map(move |stage| (number, stage)))
+    }
+
     /// Of every bucket of every stage.
     fn of_steps<V>(
         &self,
         value: impl Fn(&ObservedSteps) -> Option<V>,
-    ) -> Samples<[(&'static str, String); 4], V> {
-        let steps = self.stages.iter().flat_map(|stage| stage.steps.iter().map(move |steps| (stage, steps)));
-        steps.filter_map(|(stage, steps)| Some((step_labels(stage, steps.bucket), value(steps)?))).collect()
+    ) -> Samples<[(&'static str, String); 5], V> {
+        let steps = self
+            .stages()
+            .flat_map(|(replica, stage)| stage.steps.iter().map(move |steps| (replica, stage, steps)));
+        let sample = |(replica, stage, steps): (usize, &StageObservation, &ObservedSteps)| {
+            Some((step_labels(replica, stage, steps.bucket), value(steps)?))
+        };
+        steps.filter_map(sample).collect()
     }
 
     fn of_stages<V>(
         &self,
         value: impl Fn(&StageObservation) -> V,
-    ) -> Samples<[(&'static str, String); 1], V> {
-        self.stages.iter().map(|stage| ([stage_label(stage)], value(stage))).collect()
+    ) -> Samples<[(&'static str, String); 2], V> {
+        let stages = self.stages();
+        stages.map(|(number, stage)| ([stage_label(stage), replica_label(number)], value(stage))).collect()
+    }
+
+    fn encode_replicas(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        told("replica_ready", "Whether a replica would take a request now")
+            .gauges(encoder, self.of_replicas(|replica| Some(u32::from(replica.is_ready))))?;
+        told("replica_queued_requests", "Requests that wait for a slot of a replica, of those in the queue")
+            .gauges(encoder, self.of_replicas(|replica| Some(replica.waiting)))
+    }
+
+    fn encode_engines(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let of_engines = |value: fn(&v1::EngineStatusReply) -> u32| {
+            self.of_replicas(|replica| replica.engine.as_ref().map(value))
+        };
+        told("slots", "Requests that a replica can generate at once")
+            .gauges(encoder, of_engines(|engine| engine.slots))?;
+        told("active_slots", "Requests that a replica generates now")
+            .gauges(encoder, of_engines(|engine| engine.active))?;
+        told(
+            "engine_queued_requests",
+            "Requests that a master holds until one that left gives its slot back",
+        )
+        .gauges(encoder, of_engines(|engine| engine.queued))?;
+        let counted = |value: fn(&v1::EngineStatusReply) -> u64| {
+            self.of_replicas(|replica| replica.engine.as_ref().map(value))
+        };
+        told("engine_generated_tokens", "Tokens drawn by a master since it began")
+            .counters(encoder, counted(|engine| engine.generated_tokens))?;
+        told("engine_prefilled_tokens", "Prompt tokens computed since a master began")
+            .counters(encoder, counted(|engine| engine.prefilled_tokens))
     }
 
     fn encode_steps(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
@@ -141,15 +190,15 @@ impl Snapshot {
         .gauges(encoder, self.corrections())
     }
 
-    fn corrections(&self) -> Samples<[(&'static str, String); 3], f64> {
+    fn corrections(&self) -> Samples<[(&'static str, String); 4], f64> {
         let mut samples = Vec::new();
-        for stage in &self.stages {
+        for (replica, stage) in self.stages() {
             let mut seen: Vec<StepBucket> = stage.steps.iter().map(|steps| steps.bucket).collect();
             seen.dedup_by_key(|bucket| (bucket.phase, bucket.rows()));
             for bucket in seen {
                 if let Some(ratio) = stage.correction.ratio(bucket.phase, bucket.rows().0) {
-                    let [stage, phase, rows, _] = step_labels(stage, bucket);
-                    samples.push(([stage, phase, rows], ratio));
+                    let [stage, phase, rows, _, replica] = step_labels(replica, stage, bucket);
+                    samples.push(([stage, phase, rows, replica], ratio));
                 }
             }
         }
@@ -167,31 +216,38 @@ impl Snapshot {
             .counters(encoder, self.of_stages(|stage| stage.visits.count))?;
         seconds("stage_visit", "Time between such a frame's arrival and the departure of its results")
             .counters(encoder, self.of_stages(|stage| stage.visits.time.0 / 1e3))?;
-        let Some(master) = self.stages.last() else { return Ok(()) };
-        told("round_trips", "Decode steps that came back to the master")
-            .counters(encoder, vec![(NONE, master.round_trips.count)])?;
+        let of_masters = |value: fn(Tally) -> f64| {
+            self.of_replicas(|replica| replica.stages.last().map(|master| value(master.round_trips)))
+        };
+        let count = self.of_replicas(|replica| replica.stages.last().map(|master| master.round_trips.count));
+        told("round_trips", "Decode steps that came back to the master").counters(encoder, count)?;
         seconds("round_trip", "Time between such a step's departure and the drawing of its tokens")
-            .counters(encoder, vec![(NONE, master.round_trips.time.0 / 1e3)])?;
-        let hops = hop_time(&self.stages).map(|time| (NONE, time.0 / 1e3));
+            .counters(encoder, of_masters(|trips| trips.time.0 / 1e3))?;
         seconds("step_hops", "Mean time that a decode step spends between stages, the way back included")
-            .gauges(encoder, hops.into_iter().collect())?;
+            .gauges(
+                encoder,
+                self.of_replicas(|replica| hop_time(&replica.stages).map(|time| time.0 / 1e3)),
+            )?;
         self.encode_foretold(encoder)
     }
 
     fn encode_foretold(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let Some(ForetoldHops { observed, predicted }) = self.hops else { return Ok(()) };
         seconds("step_hops_recent", "The same, of the decode steps last looked at")
-            .gauges(encoder, vec![(NONE, observed.0 / 1e3)])?;
+            .gauges(encoder, self.of_replicas(|replica| replica.hops.map(|hops| hops.observed.0 / 1e3)))?;
         seconds("step_hops_predicted", "What the links foretell for these, by their last measurement")
-            .gauges(encoder, vec![(NONE, predicted.0 / 1e3)])
+            .gauges(encoder, self.of_replicas(|replica| replica.hops.map(|hops| hops.predicted.0 / 1e3)))
     }
+}
+
+fn replica_label(number: usize) -> (&'static str, String) {
+    ("replica", number.to_string())
 }
 
 fn stage_label(stage: &StageObservation) -> (&'static str, String) {
     ("stage", stage.stage.0.to_string())
 }
 
-fn step_labels(stage: &StageObservation, bucket: StepBucket) -> [(&'static str, String); 4] {
+fn step_labels(replica: usize, stage: &StageObservation, bucket: StepBucket) -> [(&'static str, String); 5] {
     let range = |(least, most): (u32, Option<u32>)| match most {
         Some(most) if most == least => least.to_string(),
         Some(most) => format!("{least}-{most}"),
@@ -202,5 +258,6 @@ fn step_labels(stage: &StageObservation, bucket: StepBucket) -> [(&'static str, 
         ("phase", bucket.phase.to_string()),
         ("rows", range(bucket.rows())),
         ("depth", range(bucket.depths())),
+        replica_label(replica),
     ]
 }

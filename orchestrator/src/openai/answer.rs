@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
+use axum::http::{HeaderName, HeaderValue};
 use axum::response::{IntoResponse, Response};
 use futures::stream::{self, Stream, TryStreamExt};
 use serde::Serialize;
@@ -81,6 +82,9 @@ pub(crate) struct Sending {
     pub(crate) keep_alive: Duration,
 }
 
+/// Tells how long the request was predicted to wait for a slot when it came, in milliseconds.
+const PREDICTED_WAIT: HeaderName = HeaderName::from_static("x-shoal-predicted-wait-ms");
+
 /// Sends the answer of `generation`.
 pub(crate) async fn respond<A: Answer>(
     generation: Generation,
@@ -88,13 +92,16 @@ pub(crate) async fn respond<A: Answer>(
     sending: Sending,
 ) -> Result<Response, ApiError> {
     let Sending { head, delivery, keep_alive } = sending;
-    match delivery {
-        Delivery::Whole => whole(generation, answer, &head).await,
+    let wait = u64::try_from(generation.predicted_wait().as_millis()).unwrap_or(u64::MAX);
+    let mut response = match delivery {
+        Delivery::Whole => whole(generation, answer, &head).await?,
         Delivery::Stream(usage) => {
             let chunks = Chunks { generation, answer, head, usage, has_ended: false };
-            Ok(sse::respond(chunks.into_stream(), keep_alive))
+            sse::respond(chunks.into_stream(), keep_alive)
         }
-    }
+    };
+    response.headers_mut().insert(PREDICTED_WAIT, HeaderValue::from(wait));
+    Ok(response)
 }
 
 async fn whole<A: Answer>(

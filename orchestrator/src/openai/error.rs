@@ -55,9 +55,15 @@ pub(crate) enum ApiError {
     #[error("{limit} requests are open already; try again later")]
     TooManyOpen { limit: usize },
     #[error("the queue is full: {reason}")]
-    QueueFull { reason: String },
+    QueueFull { reason: String, seconds: u16 },
+    #[error("the request waited {seconds} s for a slot, which is as long as it may; try again later")]
+    QueueTimeout { seconds: u64 },
     #[error("the replica was lost: {reason}")]
     ReplicaLost { reason: String },
+    #[error(
+        "the request was sent to replicas {attempts} times, and each time the replica was lost; it may be what makes them fail: {reason}"
+    )]
+    LostRepeatedly { attempts: u32, reason: String },
     #[error("the server is shutting down")]
     ShuttingDown,
     #[error("the engine failed: {reason}")]
@@ -103,8 +109,11 @@ impl ApiError {
             Self::NotReady { .. } => (StatusCode::SERVICE_UNAVAILABLE, "not_ready"),
             Self::TooManyOpen { .. } => (StatusCode::SERVICE_UNAVAILABLE, "too_many_requests"),
             Self::QueueFull { .. } => (StatusCode::SERVICE_UNAVAILABLE, "queue_full"),
+            Self::QueueTimeout { .. } => (StatusCode::SERVICE_UNAVAILABLE, "queue_timeout"),
             Self::ReplicaLost { .. } => (StatusCode::SERVICE_UNAVAILABLE, "replica_lost"),
             Self::ShuttingDown => (StatusCode::SERVICE_UNAVAILABLE, "shutting_down"),
+            // No time after which it might succeed is named: it had better not be tried again.
+            Self::LostRepeatedly { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "replica_lost_repeatedly"),
             Self::Engine { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "engine_failed"),
             Self::Internal { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "internal_error"),
         }
@@ -127,8 +136,9 @@ impl ApiError {
     /// Seconds after which the same request may succeed.
     fn retry_after(&self) -> Option<u16> {
         match self {
+            Self::QueueFull { seconds, .. } => Some(*seconds),
             // A slot is usually free within a second or two.
-            Self::QueueFull { .. } | Self::TooManyOpen { .. } => Some(2),
+            Self::TooManyOpen { .. } | Self::QueueTimeout { .. } => Some(2),
             // A stage is restarted and loaded again: seconds for a small model, longer for a large one.
             Self::NotReady { .. } | Self::ReplicaLost { .. } | Self::ShuttingDown => Some(5),
             _ => None,
@@ -221,7 +231,8 @@ mod tests {
     fn case_25_what_may_succeed_later_says_when() {
         for error in [
             ApiError::NotReady { reason: "loading".into() },
-            ApiError::QueueFull { reason: "8 requests wait".into() },
+            ApiError::QueueFull { reason: "8 requests wait".into(), seconds: 7 },
+            ApiError::QueueTimeout { seconds: 600 },
             ApiError::TooManyOpen { limit: 3 },
             ApiError::ReplicaLost { reason: "stage 1".into() },
         ] {

@@ -71,7 +71,7 @@ pub use steps::UnknownStep;
 
 use queue::Queue;
 use running::{Advance, Phase, Running, Ticket};
-use schedule::Schedule;
+use schedule::{Pick, Schedule, Share};
 use slot::Slot;
 use steps::{OutputRow, Steps};
 
@@ -174,8 +174,8 @@ impl<S: Sampling, E: EventSink> Engine<S, E> {
             .sampling
             .sampler(&request.sampling, &request.prompt, request.replayed)
             .map_err(AdmitError::Sampling)?;
-        let Request { id, prompt, max_tokens, ignore_eos, .. } = request;
-        let ticket = Ticket { key, id, prompt, max_tokens, ignore_eos, sampler, events };
+        let Request { id, prompt, replayed, max_tokens, ignore_eos, .. } = request;
+        let ticket = Ticket { key, id, prompt, replayed, max_tokens, ignore_eos, sampler, events };
         if has_free_slot {
             self.start(ticket, now);
         } else {
@@ -205,6 +205,9 @@ impl<S: Sampling, E: EventSink> Engine<S, E> {
         let decoding = self.running().filter(|running| running.is_decoding()).count();
         let pick = self.schedule.pick(decoding)?;
         let (frame, outputs) = compose::frame(self.steps.next_id(), &pick, &mut self.slots);
+        if let Pick::Prefill(shares) = &pick {
+            self.announce_next(shares);
+        }
         self.steps.sent(&frame, outputs);
         self.check_invariants();
         Some(frame)
@@ -269,8 +272,19 @@ impl<S: Sampling, E: EventSink> Engine<S, E> {
         if let Ok(running) = Running::start(ticket, slot.id, placement.cached, now) {
             let cached = placement.cached;
             tracing::debug!(request = %running.id(), slot = slot.id.0, cached, "started");
-            self.schedule.add_prompt(slot.id, running.unsent());
+            self.schedule.add_prompt(slot.id, running.next_rows());
             slot.running = Some(running);
+        }
+    }
+
+    /// Of prompts that have been sent as far as the schedule knew of them, the next rows.
+    fn announce_next(&mut self, sent: &[Share]) {
+        for Share { slot, .. } in sent {
+            let running = self.slots[slot.0 as usize].running.as_ref();
+            let next = running.map_or(0, Running::next_rows);
+            if next > 0 && !self.schedule.waits(*slot) {
+                self.schedule.add_prompt(*slot, next);
+            }
         }
     }
 

@@ -321,6 +321,18 @@ fn a_lost_stage_fails_every_request_once_and_nothing_is_admitted_until_a_new_lin
 }
 
 #[test]
+fn what_was_generated_before_is_computed_a_few_rows_at_a_time_as_it_was_then() {
+    let mut p = Pipeline::single(|limits| (limits.n_ctx, limits.prefill_chunk) = (256, 128));
+    let replay = Ask { replayed: 75, ..ask((0..175).map(|i| i % 20 + 1), 3) };
+    let client = admitted(&mut p, 7, &replay);
+    p.run();
+    assert_eq!(client.borrow().finish_reason(), Some(FinishReason::Length));
+    let prefill = p.frames.iter().filter(|frame| frame.kind == FrameKind::Prefill);
+    let rows: Vec<_> = prefill.flat_map(rows_of).collect();
+    assert_eq!(rows, [(0, 0, 100), (0, 100, 32), (0, 132, 32), (0, 164, 11)]);
+}
+
+#[test]
 fn a_replay_continues_the_same_answer() {
     let mut p = Pipeline::single(|_| ());
     let whole = Ask { draw: Draw { seed: 5, ..Draw::default() }, ..ask(1..=9, 12) };

@@ -4,6 +4,7 @@
 //! `scripts/build-peers.sh`. The machine should do nothing else meanwhile.
 
 mod contest;
+mod instructions;
 mod peer;
 mod soak;
 mod start;
@@ -49,6 +50,8 @@ enum Table {
     ColdStart,
     /// Three stage processes against one
     Stages,
+    /// Instructions and allocations of Rust code per token, by valgrind
+    Instructions,
     /// 200 streams at once, and what the processes hold meanwhile
     Soak,
 }
@@ -61,6 +64,7 @@ async fn main() -> Result<()> {
         Table::LongPrompt => long_prompt(&arguments).await,
         Table::ColdStart => start::cold_start(&arguments).await,
         Table::Stages => stages(&arguments).await,
+        Table::Instructions => instructions::instructions(&arguments).await,
         Table::Soak => soak::soak(&arguments).await,
     }
 }

@@ -13,6 +13,9 @@ use tests::server::{READY_DEADLINE, Server};
 
 const THREE_STAGES: &[&str] = &["--stages", "3", "--slots", "2", "--ctx", "1024"];
 
+/// Requests whose replica is lost are not waited for.
+const IMPATIENT: &[&str] = &["--stages", "3", "--slots", "2", "--ctx", "1024", "--replay-timeout", "0"];
+
 /// Starts a long stream, does `harm` to the workers after a few tokens, and gives the stream's last event and
 /// how long after the harm it came.
 async fn last_event_after(server: &Server, harm: impl FnOnce(&[u32])) -> (Option<Value>, Duration) {
@@ -42,8 +45,8 @@ async fn assert_lost_and_back(server: &mut Server, harm: impl FnOnce(&[u32]), li
 }
 
 #[tokio::test]
-async fn case_1_a_killed_stage_ends_its_streams_with_an_error_and_comes_back() {
-    let mut server = Server::start("SmolLM2", THREE_STAGES).await.unwrap();
+async fn case_1_a_killed_stage_ends_streams_that_may_not_wait_with_an_error_and_comes_back() {
+    let mut server = Server::start("SmolLM2", IMPATIENT).await.unwrap();
     for victim in 0..3 {
         let kill = |workers: &[u32]| {
             assert_eq!(workers.len(), 3);
@@ -55,7 +58,7 @@ async fn case_1_a_killed_stage_ends_its_streams_with_an_error_and_comes_back() {
 
 #[tokio::test]
 async fn case_5_a_frozen_stage_is_found_by_deadline_and_replaced() {
-    let mut server = Server::start("SmolLM2", THREE_STAGES).await.unwrap();
+    let mut server = Server::start("SmolLM2", IMPATIENT).await.unwrap();
     let freeze = |workers: &[u32]| signal(workers[1], "STOP").unwrap();
     assert_lost_and_back(&mut server, freeze, Duration::from_secs(10)).await;
 }

@@ -4,6 +4,7 @@
 mod bad_input;
 mod bench_serve;
 mod chat_api;
+mod clustered;
 mod failure;
 mod joining;
 mod memory;
@@ -12,4 +13,5 @@ mod node_replica;
 mod nodes;
 mod openai_client;
 mod planning;
+mod replicas;
 mod text_equality;

@@ -80,20 +80,14 @@ async fn a_worker_is_replaced_and_a_node_that_went_away_is_used_again_when_it_is
     let mut server = Server::start("SmolLM2", &pair.args()).await.unwrap();
     let before = chat_text(&server, "Say hello.", 12).await.unwrap();
 
-    let mut stream = EventStream::open(&server, "/v1/chat/completions", {
-        let mut body = greedy("Count from one to one thousand in words.", 400);
-        body["ignore_eos"] = true.into();
-        body
-    })
-    .await
-    .unwrap();
-    stream.next_json().await.unwrap().unwrap();
+    let counted = greedy("Count from one to one thousand in words.", 60);
+    let (_, undisturbed) = server.post("/v1/chat/completions", &counted).await.unwrap();
+    let mut stream = EventStream::open(&server, "/v1/chat/completions", counted).await.unwrap();
+    let begun = stream.next_json().await.unwrap().unwrap();
     signal(pair.b.workers()[0], "KILL").unwrap();
-    let mut last = None;
-    while let Some(event) = stream.next_json().await.unwrap() {
-        last = Some(event);
-    }
-    assert!(!last.unwrap()["error"].is_null(), "the stream ends with an error event");
+    let (rest, _) = stream.text().await.unwrap();
+    let text = begun["choices"][0]["delta"]["content"].as_str().unwrap_or_default().to_owned() + &rest;
+    assert_eq!(text, undisturbed["choices"][0]["message"]["content"].as_str().unwrap());
     server.wait_ready(READY_DEADLINE).await.unwrap();
     assert_eq!(chat_text(&server, "Say hello.", 12).await.unwrap(), before);
 
@@ -112,6 +106,56 @@ async fn a_worker_is_replaced_and_a_node_that_went_away_is_used_again_when_it_is
     pair.b = node_at(&address, &identity).await;
     server.wait_ready(READY_DEADLINE).await.unwrap();
     assert_eq!(chat_text(&server, "Say hello.", 12).await.unwrap(), before);
+}
+
+#[tokio::test]
+async fn a_replica_on_each_node_serves_and_when_one_node_is_gone_the_other_does() {
+    let mut reference = Reference::load(&model_path(SMOLLM2).unwrap()).unwrap();
+    let mut pair = Pair::start().await;
+    let identity = pair.trust.folder().join("me.json");
+    let identity = ["--identity", identity.to_str().unwrap()];
+    let (a, b) = (pair.a.address(), pair.b.address());
+    let args = ["--ctx", "512", "--threads", "1", "--replica", &a, "--replica", &b];
+    let server = Server::start("SmolLM2", &[&identity[..], &args].concat()).await.unwrap();
+    let ready = async |n: usize| {
+        let (status, body) = server.ready().await.ok()?;
+        let replicas = body["replicas"].as_array()?;
+        let ready = replicas.iter().filter(|replica| replica["status"] == "ready").count();
+        (status == StatusCode::OK && replicas.len() == 2 && ready == n).then_some(())
+    };
+    eventually("both replicas", READY_DEADLINE, async || ready(2).await).await.unwrap();
+    assert_eq!((pair.a.workers().len(), pair.b.workers().len()), (1, 1));
+
+    let prompt = "The capital of France is";
+    let body = json!({ "prompt": prompt, "temperature": 0, "max_tokens": 40 });
+    let expected = reference.greedy_text(prompt, 40).unwrap();
+    let asked = futures::future::join_all((0..4).map(|_| server.post("/v1/completions", &body)));
+    let stopped = async {
+        eventually("tokens", SOON, async || {
+            (sample(&server.metrics().await.ok()?, "shoal_generated_tokens_total")? > 8.0).then_some(())
+        })
+        .await
+        .unwrap();
+        pair.b.interrupt(SOON).await.unwrap();
+    };
+    let (answers, ()) = tokio::join!(asked, stopped);
+    for answer in answers {
+        let (status, body) = answer.unwrap();
+        assert_eq!(status, StatusCode::OK, "{body}");
+        assert_eq!(body["choices"][0]["text"], expected.as_str());
+    }
+    eventually("the loss to be told", SOON, async || ready(1).await).await.unwrap();
+
+    for args in [
+        &["--replica", "a,b", "--cuts", "10,20"][..],
+        &["--replica", "a", "--node", "b"],
+        &["--replica", "a", "--replicas", "2"],
+        &["--node", "a", "--replicas", "2"],
+    ] {
+        let mut server = Server::launch("SmolLM2", &[&identity[..], args].concat()).unwrap();
+        let status = server.wait_exit(SOON).await.unwrap();
+        assert_eq!(status.code(), Some(2), "{args:?}: {}", server.log());
+    }
 }
 
 async fn node_at(address: &str, identity: &Path) -> Node {
@@ -171,7 +215,7 @@ async fn links_that_were_measured_before_are_believed_and_a_file_without_one_is_
     story["ignore_eos"] = true.into();
     let story = EventStream::open(&server, "/v1/chat/completions", story).await.unwrap();
     let foretold = eventually("a prediction", SOON, async || {
-        sample(&server.metrics().await.ok()?, "shoal_step_hops_predicted_seconds ")
+        sample(&server.metrics().await.ok()?, "shoal_step_hops_predicted_seconds{")
     });
     let foretold = foretold.await.unwrap();
     assert!((0.08..0.081).contains(&foretold), "{foretold}");

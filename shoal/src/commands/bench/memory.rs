@@ -2,6 +2,7 @@
 //! serve, and a prompt that fills a slot passes through them, so that all buffers have been in use.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -10,7 +11,7 @@ use cluster::{Bytes, MemoryCosts, ReplicaState, RequestId, StageMemory, StageRep
 use comfy_table::{Table, presets};
 use gguf::cut::CutOptions;
 use node::agent::{Agent, Outlook, ReplicaConfig, WorkerSettings};
-use node::{Layout, MemoryCheck, ReplicaPlan, ReplicaRequest, default_threads, resident_memory};
+use node::{Layout, MemoryCheck, ReplicaPlan, ReplicaRequest, TurnsFile, default_threads, resident_memory};
 use profiler::memory_costs;
 use protocol::rows::RowEncoding;
 use protocol::sampling::{Generation, Sampling};
@@ -141,6 +142,8 @@ impl Case<'_> {
             settings,
             emulations: Vec::new(),
             profiles: Vec::new(),
+            beside: 0,
+            turns: Arc::new(TurnsFile::new()?),
         };
         let loading = ReplicaState::Loading { progress: 0.0, waiting_for: String::new() };
         let outlook =
@@ -160,6 +163,7 @@ impl Case<'_> {
             n_ctx: Some(self.args.ctx),
             prefill_chunk: self.n_ubatch,
             options: CutOptions::default(),
+            replicas_here: 1,
             memory_check: MemoryCheck::Enforce,
             memory_costs: Some(self.costs),
         }

@@ -1,6 +1,7 @@
-//! `shoal serve`: a replica of stage processes on this host or on nodes, and the API over it.
+//! `shoal serve`: replicas of stage processes on this host or on nodes, and the API over them.
 
 mod cluster;
+mod hosts;
 mod links;
 mod profiles;
 mod report;
@@ -9,12 +10,16 @@ mod session;
 use std::collections::HashSet;
 use std::num::NonZero;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use gguf::cut::{CutOptions, Uncertified};
 use node::agent::WorkerSettings;
 use node::{Layout, MemoryCheck, ReplicaRequest};
+use orchestrator::Limits;
+use orchestrator::router::PolicyName;
 use protocol::node::Address;
 use protocol::rows::RowEncoding;
 
@@ -29,9 +34,13 @@ Examples:
   shoal serve -m SmolLM2 --stages 3              three processes that share the layers
   shoal serve -m SmolLM2 --cuts 8,20 --slots 8   blocks 0-7, 8-19 and the rest; 8 requests at once
   shoal serve -m SmolLM2 --gpu-layers 30         one process, with 30 blocks on the GPU
+  shoal serve -m SmolLM2 --replicas 2            two replicas on this host: if one fails, the other goes on
   shoal serve -m SmolLM2 --json                  a JSON object per event: starting, ready, down, links
   shoal serve -m SmolLM2 --identity me.json --node desk --node mac    one stage on each of two nodes
+  shoal serve -m SmolLM2 --identity me.json --replica desk,mac --replica lab
+                                                 two replicas: one on desk and mac, one on lab alone
   shoal serve -m SmolLM2 --cluster-listen 0.0.0.0        nodes can join: shoal token create
+  shoal serve -m SmolLM2 --cluster --stages 2            one stage on each of two nodes that joined
 
 Ctrl-C stops everything within seconds; pressed twice, at once.")]
 pub(crate) struct ServeArgs {
@@ -52,17 +61,25 @@ pub(crate) struct ServeArgs {
     cuts: Option<Vec<u32>>,
     /// Address of a node to run a stage on, with a copy of the model in its models folder; repeat it for each stage.
     #[arg(long = "node", env = "SHOAL_NODES", value_name = "ADDRESS", value_delimiter = ',',
-          value_parser = node_address, requires = "identity", conflicts_with = "stages")]
+          value_parser = node_address, requires = "identity", conflicts_with = "stages", group = "on_nodes")]
     nodes: Vec<Address>,
+    /// Nodes of a replica, one for each of its stages, separated by commas; repeat it for each replica.
+    #[arg(long = "replica", env = "SHOAL_REPLICA", value_name = "ADDRESS,...", value_delimiter = ';',
+          value_parser = node_list, requires = "identity", conflicts_with = "stages", group = "on_nodes")]
+    replica: Vec<NodeList>,
+    /// Replicas on this host, all alike: each holds the whole model, and serves requests of its own.
+    #[arg(long, env = "SHOAL_REPLICAS", value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..=64), conflicts_with = "on_nodes")]
+    replicas: u32,
     /// File with this member's identity, from `shoal identity issue`, to direct nodes.
     #[arg(long, env = "SHOAL_IDENTITY", value_name = "FILE")]
     identity: Option<PathBuf>,
     /// What the links between the nodes can do, as `shoal links -o` writes it [default: the nodes measure at the start].
     ///
     /// Either way they are measured again when answers take another time between the stages than the links explain.
-    #[arg(long, env = "SHOAL_LINKS", value_name = "FILE", requires = "nodes")]
+    #[arg(long, env = "SHOAL_LINKS", value_name = "FILE", requires = "on_nodes")]
     links: Option<PathBuf>,
-    /// Requests that generate at once; each takes memory for a context of its own.
+    /// Requests that a replica generates at once; each takes memory for a context of its own.
     #[arg(long, env = "SHOAL_SLOTS", value_name = "N", default_value_t = 4,
           value_parser = clap::value_parser!(u32).range(1..=256))]
     slots: u32,
@@ -82,10 +99,22 @@ pub(crate) struct ServeArgs {
     /// Batches of answers in the pipeline at once [default: one for each host, or with --threads for each stage].
     #[arg(long, env = "SHOAL_MICRO_BATCHES", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     micro_batches: Option<u32>,
-    /// Requests that may wait for a slot; more are refused with 503.
+    /// Requests that may wait for a slot, of all replicas together; more are refused with 503.
     #[arg(long, env = "SHOAL_QUEUE", value_name = "N", default_value_t = 64,
           value_parser = clap::value_parser!(u32).range(..=65_536))]
     queue: u32,
+    /// How long one of them may.
+    #[arg(long, env = "SHOAL_QUEUE_TIMEOUT", value_name = "SECONDS", default_value_t = 600,
+          value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    queue_timeout: u64,
+    /// How long an answer may pause for a replica to be there again after its own was lost and no other was; 0 ends it at once.
+    #[arg(long, env = "SHOAL_REPLAY_TIMEOUT", value_name = "SECONDS", default_value_t = 60,
+          value_parser = clap::value_parser!(u64).range(..=86_400))]
+    replay_timeout: u64,
+    /// Which replica gets a request: the one with the least predicted work (jsq), or by another rule.
+    #[arg(long, env = "SHOAL_ROUTER", value_name = "POLICY", default_value_t = PolicyName::Jsq,
+          value_parser = policy_parser())]
+    router: PolicyName,
     /// How hidden rows travel between stages: f16 halves the traffic and changes the results slightly.
     #[arg(long, env = "SHOAL_ENCODING", value_enum, default_value_t = EncodingArg::F32)]
     encoding: EncodingArg,
@@ -127,31 +156,67 @@ impl From<EncodingArg> for RowEncoding {
 
 /// A stage without a node, or a node without a stage.
 #[derive(Debug, thiserror::Error)]
-#[error("--cuts makes {stages} stages and --node was given {nodes} times: each stage needs a node")]
+#[error("--cuts makes {stages} stages and {nodes} nodes were given for a replica: each stage needs a node")]
 pub(crate) struct StagesAndNodes {
     stages: usize,
     nodes: usize,
 }
 
+/// The nodes of one replica.
+#[derive(Debug, Clone)]
+struct NodeList(Vec<Address>);
+
+fn node_list(text: &str) -> Result<NodeList, String> {
+    text.split(',').map(|address| node_address(address.trim())).collect::<Result<_, _>>().map(NodeList)
+}
+
+fn policy_parser() -> impl TypedValueParser<Value = PolicyName> {
+    PossibleValuesParser::new(PolicyName::ALL.map(PolicyName::name))
+        .try_map(|name| name.parse::<PolicyName>())
+}
+
 impl ServeArgs {
     fn check(&self) -> Result<(), StagesAndNodes> {
-        let (stages, nodes) = (self.cuts.as_ref().map_or(0, |cuts| cuts.len() + 1), self.nodes.len());
-        if stages > 0 && nodes > 0 && stages != nodes {
-            return Err(StagesAndNodes { stages, nodes });
+        let stages = self.cuts.as_ref().map_or(0, |cuts| cuts.len() + 1);
+        let counts = self.replica_nodes().into_iter().map(<[Address]>::len);
+        match counts.into_iter().find(|&nodes| stages > 0 && nodes > 0 && stages != nodes) {
+            Some(nodes) => Err(StagesAndNodes { stages, nodes }),
+            None => Ok(()),
         }
-        Ok(())
+    }
+
+    /// Of each replica the nodes of its stages; none where it runs on this host.
+    fn replica_nodes(&self) -> Vec<&[Address]> {
+        if !self.replica.is_empty() {
+            return self.replica.iter().map(|NodeList(nodes)| nodes.as_slice()).collect();
+        }
+        if !self.nodes.is_empty() {
+            return vec![&self.nodes];
+        }
+        vec![&[]; self.replicas as usize]
+    }
+
+    /// Whether this host runs no stage.
+    fn is_on_nodes(&self) -> bool {
+        !self.nodes.is_empty() || !self.replica.is_empty() || self.cluster.on_its_nodes()
+    }
+
+    /// Stages of each replica, unless its nodes were named.
+    fn stages(&self) -> usize {
+        self.cuts.as_ref().map_or(self.stages as usize, |cuts| cuts.len() + 1)
     }
 
     fn memory_check(&self) -> MemoryCheck {
-        match (self.ignore_memory, self.nodes.is_empty()) {
+        match (self.ignore_memory, self.is_on_nodes()) {
             (true, _) => MemoryCheck::Warn,
-            (false, true) => MemoryCheck::Enforce,
-            (false, false) => MemoryCheck::Elsewhere,
+            (false, false) => MemoryCheck::Enforce,
+            (false, true) => MemoryCheck::Elsewhere,
         }
     }
 
-    fn request(&self) -> ReplicaRequest {
-        let layout = match (&self.cuts, self.nodes.len()) {
+    /// What a replica on so many nodes, or on this host, is asked to be.
+    fn request(&self, nodes: usize) -> ReplicaRequest {
+        let layout = match (&self.cuts, nodes) {
             (Some(cuts), _) => Layout::Cuts(cuts.clone()),
             (None, 0) => Layout::Stages(self.stages),
             (None, nodes) => Layout::Stages(nodes as u32),
@@ -164,27 +229,47 @@ impl ServeArgs {
             n_ctx: self.ctx,
             prefill_chunk: self.prefill_chunk,
             options: CutOptions { uncertified },
+            replicas_here: if self.is_on_nodes() { 1 } else { self.replicas },
             memory_check: self.memory_check(),
             memory_costs: None,
         }
     }
 
-    /// Stages that can compute at once: by default those of one host take turns.
-    fn stages_at_once(&self, stages: u32) -> u32 {
+    /// Stages of a replica that can compute at once: by default those of one host take turns.
+    fn stages_at_once(&self, replica: usize, stages: u32) -> u32 {
         if self.threads.is_some() {
             return stages;
         }
-        let hosts: HashSet<&Address> = self.nodes.iter().collect();
+        let nodes = self.replica_nodes();
+        let hosts: HashSet<&Address> = nodes.get(replica).into_iter().copied().flatten().collect();
         u32::try_from(hosts.len()).unwrap_or(u32::MAX).max(1)
     }
 
-    fn settings(&self, stages: u32) -> WorkerSettings {
+    fn settings(&self, replica: usize, stages: u32) -> WorkerSettings {
         WorkerSettings {
             threads: self.threads,
-            micro_batches: self.micro_batches.unwrap_or_else(|| self.stages_at_once(stages)),
-            queue_limit: self.queue,
+            micro_batches: self.micro_batches.unwrap_or_else(|| self.stages_at_once(replica, stages)),
+            // Requests wait in the orchestrator. This is for those that get a slot there a moment before the engine learns that
+            // the client who had it has left.
+            queue_limit: self.slots,
             encoding: self.encoding.into(),
         }
+    }
+}
+
+/// What the orchestrator bounds.
+fn limits(args: &ServeArgs) -> Limits {
+    let defaults = Limits::default();
+    let replicas = args.replica_nodes().len();
+    Limits {
+        // The queue's limit is the user's to set; this one must not be met before it.
+        max_open_requests: defaults
+            .max_open_requests
+            .max(args.slots as usize * replicas + args.queue as usize),
+        queue: args.queue as usize,
+        queue_timeout: Duration::from_secs(args.queue_timeout),
+        replay_timeout: Duration::from_secs(args.replay_timeout),
+        ..defaults
     }
 }
 

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use anyhow::Context;
 use cluster::{Bytes, LayerRange, ReplicaState, StageMemory, StageReport};
 use comfy_table::{CellAlignment, Table, presets};
 use node::ReplicaPlan;
@@ -22,13 +23,20 @@ pub(super) struct Facts {
     n_layer: u32,
     slots: u32,
     n_ctx: u32,
-    predicted: Vec<StageMemory>,
+    /// Of each replica.
+    predicted: Vec<Vec<StageMemory>>,
 }
 
 impl Facts {
-    pub(super) fn new(model_name: Option<String>, address: SocketAddr, plan: &ReplicaPlan) -> Self {
+    /// Of replicas of one model, at least one.
+    pub(super) fn new(
+        model_name: Option<String>,
+        address: SocketAddr,
+        plans: &[ReplicaPlan],
+    ) -> anyhow::Result<Self> {
+        let plan = plans.first().context("there is no replica to serve")?;
         let shape = plan.model().shape();
-        Self {
+        Ok(Self {
             model: model_name.unwrap_or_else(|| plan.model().name()),
             url: format!("http://{}", reachable(address)),
             is_public: !address.ip().is_loopback(),
@@ -36,8 +44,18 @@ impl Facts {
             n_layer: shape.n_layer(),
             slots: plan.load().slots,
             n_ctx: plan.load().n_ctx,
-            predicted: plan.predicted().to_vec(),
-        }
+            predicted: plans.iter().map(|plan| plan.predicted().to_vec()).collect(),
+        })
+    }
+
+    /// The replica's number, where there are several.
+    fn number(&self, replica: usize) -> Option<usize> {
+        (self.predicted.len() > 1).then_some(replica)
+    }
+
+    /// How people call it.
+    fn name(&self, replica: usize) -> String {
+        self.number(replica).map_or("the replica".to_owned(), |number| format!("replica {number}"))
     }
 }
 
@@ -65,12 +83,22 @@ enum Event<'a> {
         n_layer: u32,
         slots: u32,
         n_ctx: u32,
+        /// Where there are several.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        replica: Option<usize>,
         stages: Vec<StageEntry>,
     },
     Down {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        replica: Option<usize>,
         reason: &'a str,
     },
-    Links(links::Survey),
+    Links {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        replica: Option<usize>,
+        #[serde(flatten)]
+        survey: links::Survey,
+    },
 }
 
 /// A stage in the table. Sizes in bytes.
@@ -130,7 +158,8 @@ pub(super) enum Audience {
 pub(super) struct Reporter<'a> {
     facts: &'a Facts,
     audience: Audience,
-    serves: Serves,
+    /// Of each replica.
+    serves: Vec<Serves>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -142,7 +171,7 @@ enum Serves {
 
 impl<'a> Reporter<'a> {
     pub(super) fn new(facts: &'a Facts, audience: Audience) -> Self {
-        Self { facts, audience, serves: Serves::NotYet }
+        Self { facts, audience, serves: vec![Serves::NotYet; facts.predicted.len()] }
     }
 
     /// The API listens and says that it is not ready.
@@ -160,28 +189,40 @@ impl<'a> Reporter<'a> {
         Ok(())
     }
 
-    /// The replica's state may be another. Says so once per change between serving and not.
-    pub(super) fn changed(&mut self, state: &ReplicaState, reports: &[StageReport]) -> io::Result<()> {
-        match (state, self.serves) {
-            (ReplicaState::Ready { .. }, Serves::NotYet | Serves::NoLonger) => self.ready(reports),
-            (ReplicaState::Down { reason }, Serves::Now) => self.down(reason),
+    /// A replica's state may be another. Says so once per change between serving and not.
+    pub(super) fn changed(
+        &mut self,
+        replica: usize,
+        state: &ReplicaState,
+        reports: &[StageReport],
+    ) -> io::Result<()> {
+        match (state, self.serves.get(replica)) {
+            (ReplicaState::Ready { .. }, Some(Serves::NotYet | Serves::NoLonger)) => {
+                self.ready(replica, reports)
+            }
+            (ReplicaState::Down { reason }, Some(Serves::Now)) => self.down(replica, reason),
             _ => Ok(()),
         }
     }
 
-    /// The links between the stages were measured.
-    pub(super) fn links(&self, news: &RingNews) -> io::Result<()> {
+    /// The links between a replica's stages were measured.
+    pub(super) fn links(&self, replica: usize, news: &RingNews) -> io::Result<()> {
+        let number = self.facts.number(replica);
         match self.audience {
-            Audience::Programs => output::print_json_line(&Event::Links(news.into())),
-            Audience::People => links::in_words(news).map_or(Ok(()), |words| output::note(&words)),
+            Audience::Programs => {
+                output::print_json_line(&Event::Links { replica: number, survey: news.into() })
+            }
+            Audience::People => {
+                let of = number.map_or(String::new(), |number| format!("replica {number}: "));
+                links::in_words(news).map_or(Ok(()), |words| output::note(&(of + &words)))
+            }
         }
     }
 
-    fn ready(&mut self, reports: &[StageReport]) -> io::Result<()> {
-        let again = self.serves == Serves::NoLonger;
-        self.serves = Serves::Now;
+    fn ready(&mut self, replica: usize, reports: &[StageReport]) -> io::Result<()> {
+        let before = std::mem::replace(&mut self.serves[replica], Serves::Now);
         let facts = self.facts;
-        let zipped = reports.iter().zip(&facts.predicted);
+        let zipped = reports.iter().zip(&facts.predicted[replica]);
         let stages: Vec<_> = zipped.map(|(report, &memory)| StageEntry::new(report, memory)).collect();
         let Facts { url, model, architecture, slots, n_ctx, n_layer, .. } = facts;
         if self.audience == Audience::Programs {
@@ -193,24 +234,37 @@ impl<'a> Reporter<'a> {
                 n_layer,
                 slots,
                 n_ctx,
+                replica: facts.number(replica),
                 stages,
             });
         }
-        if again {
-            return output::note("the replica serves again");
+        if before == Serves::NoLonger {
+            return output::note(&format!("{} serves again", facts.name(replica)));
+        }
+        if let Some(number) = facts.number(replica) {
+            output::note(&format!("replica {number} of {} serves:", facts.predicted.len()))?;
         }
         output::note(&table(&stages))?;
+        if self.serves.contains(&Serves::NotYet) {
+            return Ok(());
+        }
+        let replicas = match facts.predicted.len() {
+            1 => String::new(),
+            n => format!("{n} replicas of "),
+        };
         output::note(&format!(
-            "{model} ({architecture}, {n_layer} blocks, {slots} slots of {n_ctx} tokens) is served at {url}/v1\n\
+            "{model} ({architecture}, {n_layer} blocks, {replicas}{slots} slots of {n_ctx} tokens) is served at {url}/v1\n\
              Ctrl-C stops it"
         ))
     }
 
-    fn down(&mut self, reason: &str) -> io::Result<()> {
-        self.serves = Serves::NoLonger;
+    fn down(&mut self, replica: usize, reason: &str) -> io::Result<()> {
+        self.serves[replica] = Serves::NoLonger;
         match self.audience {
-            Audience::Programs => output::print_json_line(&Event::Down { reason }),
-            Audience::People => output::note(&format!("the replica is down: {reason}")),
+            Audience::Programs => {
+                output::print_json_line(&Event::Down { replica: self.facts.number(replica), reason })
+            }
+            Audience::People => output::note(&format!("{} is down: {reason}", self.facts.name(replica))),
         }
     }
 }

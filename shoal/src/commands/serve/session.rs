@@ -2,26 +2,27 @@
 
 use std::io;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use cluster::{DeviceProfile, ForetoldHops, ReplicaState, StageObservation};
-use futures::future::try_join_all;
+use cluster::{DeviceProfile, ForetoldHops, ReplicaState};
+use futures::future::{join_all, select_all};
+use futures::stream::{FuturesUnordered, StreamExt};
 use node::agent::{Agent, Outlook, RemoteReplica, ReplicaConfig};
-use node::links::{Ring, RingNodes, RingOutlook, RingWatcher};
-use node::{Folders, NodeClient, Observer, ReplicaPlan, ReplicaRequest};
-use orchestrator::{Limits, OrchestratorConfig};
-use protocol::tls::{ClusterCa, TlsIdentity};
+use node::links::{RingNews, RingOutlook, RingWatcher};
+use node::{Folders, Observer, ReplicaPlan, ReplicaRequest, TurnsFile};
+use orchestrator::{OrchestratorConfig, ReplicaFeed};
+use protocol::tls::TlsIdentity;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::ServeArgs;
+use super::hosts::Hosts;
 use super::report::{Audience, Facts, Reporter};
-use super::{links, profiles};
+use super::{ServeArgs, limits, links, profiles};
 use crate::cli::Globals;
-use crate::commands::nodes::{connect, read_identity};
 use crate::commands::{model, stage_worker};
 use crate::interrupt::{exit_at_second_request, stop_asked};
 use crate::progress::ProgressView;
@@ -38,21 +39,15 @@ pub(super) async fn serve(args: &ServeArgs, globals: &Globals) -> Result<()> {
     let model = model::open(&args.model, &folders)?;
     let profiles =
         args.profiles.as_deref().map_or(Ok(Vec::new()), |path| profiles::read(path, &model, &folders))?;
-    let memory_costs = profiles.iter().find_map(|profile| profile.memory);
-    let plan = ReplicaPlan::new(model, &ReplicaRequest { memory_costs, ..args.request() })?;
-    let facts = Facts::new(args.model_name.clone(), address, &plan);
-    let hosts = Hosts::find(args).await?;
+    let plans = plans(args, &folders, &profiles)?;
+    let facts = Facts::new(args.model_name.clone(), address, &plans)?;
     let cluster = args.cluster.open(globals).await?;
-    let ring = links::ring(args, hosts.nodes(), &plan, &profiles)?;
-    let waiting_for = "slices to be cut".to_owned();
-    let (state, seen) = watch::channel(ReplicaState::Loading { progress: 0.0, waiting_for });
-    let (observations, observed) = watch::channel(Vec::new());
-    let (hops, foretold) = watch::channel(None);
+    let registry = cluster.as_ref().map(|cluster| cluster.registry.clone());
+    let hosts = Hosts::new(args, registry.as_ref())?;
+    let (wanted, feeds): (Vec<_>, Vec<_>) = plans.into_iter().map(Wanted::new).unzip();
 
     let stop = CancellationToken::new();
-    let seen = Seen { state: seen, observations: observed, hops: foretold };
-    let registry = cluster.as_ref().map(|cluster| cluster.registry.clone());
-    let mut config = orchestrator_config(args, &facts, &plan, hosts.tls()?, seen)?;
+    let mut config = orchestrator_config(args, &facts, &wanted[0].plan, hosts.tls()?, feeds)?;
     config.cluster = registry;
     let mut http = tokio::spawn(orchestrator::serve(listener, config, stop.clone()));
     let joining = async {
@@ -61,10 +56,10 @@ pub(super) async fn serve(args: &ServeArgs, globals: &Globals) -> Result<()> {
             None => std::future::pending().await,
         }
     };
-    let mut replica = Replica { args, globals, folders, hosts, profiles, stop: stop.clone(), agent: None };
-    let links = ring.map(|ring| (ring, hops));
+    let (turns, agents) = (Arc::new(TurnsFile::new()?), Vec::new());
+    let mut session = Session { args, globals, folders, hosts, profiles, turns, stop: stop.clone(), agents };
     let outcome = tokio::select! {
-        outcome = replica.run(plan, links, Outlook { state, observations }, &facts) => outcome,
+        outcome = session.run(wanted, &facts) => outcome,
         ended = &mut http => match ended {
             Ok(Ok(())) => Err(anyhow!("the HTTP server ended by itself")),
             Ok(Err(e)) => Err(e.into()),
@@ -83,129 +78,140 @@ pub(super) async fn serve(args: &ServeArgs, globals: &Globals) -> Result<()> {
     if !http.is_finished() && tokio::time::timeout(HTTP_DEADLINE, &mut http).await.is_err() {
         http.abort();
     }
-    if let Some(agent) = replica.agent {
-        agent.shutdown().await;
-    }
+    join_all(session.agents.into_iter().map(Agent::shutdown)).await;
     outcome
+}
+
+/// What each replica will hold.
+fn plans(args: &ServeArgs, folders: &Folders, profiles: &[DeviceProfile]) -> Result<Vec<ReplicaPlan>> {
+    let memory_costs = profiles.iter().find_map(|profile| profile.memory);
+    let plan = |nodes: usize| {
+        let request = ReplicaRequest { memory_costs, ..args.request(nodes) };
+        Ok(ReplicaPlan::new(model::open(&args.model, folders)?, &request)?)
+    };
+    args.replica_nodes().into_iter().map(|nodes| plan(nodes.len())).collect()
 }
 
 /// Surveys that may wait to be told; there is one in minutes.
 const LINK_NEWS: usize = 4;
 
-/// Links that are to be watched, and where to tell of them.
-type WatchedLinks = (Ring, watch::Sender<Option<ForetoldHops>>);
-
-/// Where the stages run.
-enum Hosts {
-    /// All on this one, in a cluster of their own that exists as long as they do.
-    This(Box<ClusterCa>),
-    /// Each on a node.
-    Nodes { identity: TlsIdentity, nodes: Vec<NodeClient> },
+/// A replica that is to be, and where it is told of.
+struct Wanted {
+    plan: ReplicaPlan,
+    outlook: Outlook,
+    /// Where it is told what the links foretell.
+    hops: watch::Sender<Option<ForetoldHops>>,
 }
 
-impl Hosts {
-    async fn find(args: &ServeArgs) -> Result<Self> {
-        let Some(identity) = args.identity.as_deref().filter(|_| !args.nodes.is_empty()) else {
-            let ca = ClusterCa::new().context("making the cluster's certificate authority")?;
-            return Ok(Self::This(Box::new(ca)));
-        };
-        let identity = read_identity(identity)?;
-        let nodes = args.nodes.iter().map(|address| connect(address, &identity));
-        let nodes = try_join_all(nodes).await.context("connecting to the nodes")?;
-        Ok(Self::Nodes { identity: identity.tls, nodes })
-    }
-
-    fn nodes(&self) -> &[NodeClient] {
-        match self {
-            Self::This(_) => &[],
-            Self::Nodes { nodes, .. } => nodes,
-        }
-    }
-
-    fn ring_nodes(&self) -> Option<RingNodes> {
-        match self {
-            Self::This(_) => None,
-            Self::Nodes { identity, nodes } => {
-                Some(RingNodes { clients: nodes.clone(), identity: identity.clone() })
-            }
-        }
-    }
-
-    fn tls(&self) -> Result<TlsIdentity> {
-        match self {
-            Self::This(ca) => ca.issue("orchestrator").context("issuing the orchestrator's certificate"),
-            Self::Nodes { identity, .. } => Ok(identity.clone()),
-        }
+impl Wanted {
+    fn new(plan: ReplicaPlan) -> (Self, ReplicaFeed) {
+        let waiting_for = "slices to be cut".to_owned();
+        let (state, state_seen) = watch::channel(ReplicaState::Loading { progress: 0.0, waiting_for });
+        let (observations, observed) = watch::channel(Vec::new());
+        let (hops, foretold) = watch::channel(None);
+        let slots = plan.load().slots;
+        let feed =
+            ReplicaFeed { state: state_seen, observations: observed, hops: foretold, slots, predicted: None };
+        let outlook = Outlook { state, observations };
+        (Self { plan, outlook, hops }, feed)
     }
 }
 
-/// The replica's part of a run.
-struct Replica<'a> {
+/// The replicas' part of a run.
+struct Session<'a> {
     args: &'a ServeArgs,
     globals: &'a Globals,
     folders: Folders,
     hosts: Hosts,
     /// Of the stages' devices for the model.
     profiles: Vec<DeviceProfile>,
+    /// By which the stages on this host take turns.
+    turns: Arc<TurnsFile>,
     stop: CancellationToken,
-    /// Kept here so that it can be shut down whatever ends the run.
-    agent: Option<Agent>,
+    /// Kept here so that they can be shut down whatever ends the run.
+    agents: Vec<Agent>,
 }
 
-impl Replica<'_> {
+impl Session<'_> {
     /// Cuts, starts, and reports; ends only with an error.
-    async fn run(
-        &mut self,
-        plan: ReplicaPlan,
-        links: Option<WatchedLinks>,
-        outlook: Outlook,
-        facts: &Facts,
-    ) -> Result<()> {
-        let settings = self.args.settings(plan.stages().len() as u32);
+    async fn run(&mut self, wanted: Vec<Wanted>, facts: &Facts) -> Result<()> {
         let audience = if self.args.json { Audience::Programs } else { Audience::People };
         let mut reporter = Reporter::new(facts, audience);
         reporter.starting()?;
-        let started = match &self.hosts {
+        let mut waiting = |waiting_for: String| {
+            for Wanted { outlook, .. } in &wanted {
+                let waiting_for = waiting_for.clone();
+                outlook.state.send_replace(ReplicaState::Loading { progress: 0.0, waiting_for });
+            }
+        };
+        self.hosts.connect(self.args, &mut waiting).await?;
+        let stages: Vec<u32> = wanted.iter().map(|one| one.plan.stages().len() as u32).collect();
+        let (news, mut of_links) = mpsc::channel(LINK_NEWS);
+        let mut watching = Vec::new();
+        for (replica, Wanted { plan, outlook, hops }) in wanted.into_iter().enumerate() {
+            let beside = stages.iter().sum::<u32>() - stages[replica];
+            let ring = links::ring(self.args, self.hosts.nodes(replica), &plan, &self.profiles)?;
+            let agent = self.start(replica, plan, outlook, beside).await?;
+            // While the stages load, so that it is known by the time they serve.
+            if let Some((ring, nodes)) = ring.zip(self.hosts.ring_nodes(replica)) {
+                let (outlook, told) = ring_outlook(replica, hops, news.clone());
+                let watcher = RingWatcher::new(nodes, ring, agent.observations(), outlook);
+                watching.push(AbortOnDropHandle::new(tokio::spawn(watcher.run())));
+                watching.push(told);
+            }
+            self.agents.push(agent);
+        }
+        let mut starting = first_to_serve(&self.agents).await?;
+        let mut states: Vec<_> = self.agents.iter().map(Agent::state).collect();
+        let reports: Vec<_> = self.agents.iter().map(Agent::reports).collect();
+        loop {
+            for (replica, (state, reports)) in states.iter_mut().zip(&reports).enumerate() {
+                let (state, reports) = (state.borrow_and_update().clone(), reports.borrow().clone());
+                reporter.changed(replica, &state, &reports)?;
+            }
+            let changes = select_all(states.iter_mut().map(|state| Box::pin(state.changed())));
+            tokio::select! {
+                (changed, ..) = changes => changed.context("an agent ended by itself")?,
+                Some(started) = starting.next() => started?,
+                // Without a watcher there is none.
+                Some((replica, news)) = of_links.recv() => reporter.links(replica, &news)?,
+            }
+        }
+    }
+
+    /// Starts a replica, beside so many stages of others.
+    async fn start(&self, replica: usize, plan: ReplicaPlan, outlook: Outlook, beside: u32) -> Result<Agent> {
+        let settings = self.args.settings(replica, plan.stages().len() as u32);
+        let profiles = self.profiles.clone();
+        match &self.hosts {
             Hosts::This(ca) => {
                 let prepare = |plan: ReplicaPlan, folders: &Folders, observer: &mut Observer<'_>| {
                     Ok(plan.prepare(folders, observer)?)
                 };
                 let replica = self.work(plan, prepare).await?;
                 let command = stage_worker::command(self.globals)?;
-                let (emulations, profiles) = (Vec::new(), self.profiles.clone());
-                let config = ReplicaConfig { command, replica, settings, emulations, profiles };
-                Agent::start(config, ca, outlook)?
+                let emulations = Vec::new();
+                let turns = Arc::clone(&self.turns);
+                let config =
+                    ReplicaConfig { command, replica, settings, emulations, profiles, beside, turns };
+                Ok(Agent::start(config, ca, outlook)?)
             }
-            Hosts::Nodes { identity, nodes } => {
+            Hosts::Nodes { identity, .. } => {
                 let hash = |plan: ReplicaPlan, folders: &Folders, observer: &mut Observer<'_>| {
                     Ok((plan.hash(folders, observer)?, plan))
                 };
                 let (model_hash, plan) = self.work(plan, hash).await?;
-                let (nodes, identity, profiles) = (nodes.clone(), identity.clone(), self.profiles.clone());
-                let memory_check = self.args.memory_check();
-                let replica =
-                    RemoteReplica { plan, model_hash, nodes, identity, memory_check, settings, profiles };
-                Agent::start_on_nodes(replica, outlook)
-            }
-        };
-        let (news, mut of_links) = mpsc::channel(LINK_NEWS);
-        // While the stages load, so that it is known by the time they serve.
-        let _watching = links.zip(self.hosts.ring_nodes()).map(|((ring, hops), nodes)| {
-            let outlook = RingOutlook { hops, news };
-            let watcher = RingWatcher::new(nodes, ring, started.observations(), outlook);
-            AbortOnDropHandle::new(tokio::spawn(watcher.run()))
-        });
-        let agent = self.agent.insert(started);
-        show_loading(agent).await?;
-        let (mut state, reports) = (agent.state(), agent.reports());
-        loop {
-            let now = state.borrow_and_update().clone();
-            let reports = reports.borrow().clone();
-            reporter.changed(&now, &reports)?;
-            tokio::select! {
-                changed = state.changed() => changed.context("the agent ended by itself")?,
-                // Without a watcher there is none.
-                Some(news) = of_links.recv() => reporter.links(&news)?,
+                let remote = RemoteReplica {
+                    plan,
+                    model_hash,
+                    nodes: self.hosts.nodes(replica).to_vec(),
+                    identity: identity.clone(),
+                    memory_check: self.args.memory_check(),
+                    settings,
+                    profiles,
+                    beside: self.hosts.nodes_beside(replica),
+                };
+                Ok(Agent::start_on_nodes(remote, outlook))
             }
         }
     }
@@ -228,31 +234,53 @@ impl Replica<'_> {
     }
 }
 
-/// Shows how far the stages are until they serve.
-async fn show_loading(agent: &Agent) -> Result<()> {
-    let mut view = ProgressView::new();
-    let mut state = agent.state();
-    let ready = agent.ready();
-    tokio::pin!(ready);
-    loop {
-        tokio::select! {
-            outcome = &mut ready => {
-                outcome?;
-                return Ok(());
+/// What links tell, with the number of the replica whose links they are; and the task that adds it.
+fn ring_outlook(
+    replica: usize,
+    hops: watch::Sender<Option<ForetoldHops>>,
+    all: mpsc::Sender<(usize, RingNews)>,
+) -> (RingOutlook, AbortOnDropHandle<()>) {
+    let (news, mut of_ring) = mpsc::channel(LINK_NEWS);
+    let adding = tokio::spawn(async move {
+        while let Some(news) = of_ring.recv().await {
+            if all.send((replica, news)).await.is_err() {
+                return;
             }
-            changed = state.changed() => changed.context("the agent ended by itself")?,
         }
-        if let ReplicaState::Loading { progress, .. } = &*state.borrow_and_update() {
-            view.show_share("loading the stages", (progress * 1000.0) as u64, 1000);
-        }
-    }
+    });
+    (RingOutlook { hops, news }, AbortOnDropHandle::new(adding))
 }
 
-/// What the orchestrator sees of the replica.
-struct Seen {
-    state: watch::Receiver<ReplicaState>,
-    observations: watch::Receiver<Vec<StageObservation>>,
-    hops: watch::Receiver<Option<ForetoldHops>>,
+/// Shows how far the stages are until the first replica serves. Gives the others that are yet to start; an error is one that
+/// never will.
+async fn first_to_serve(
+    agents: &[Agent],
+) -> Result<FuturesUnordered<impl Future<Output = Result<()>> + use<'_>>> {
+    let mut view = ProgressView::new();
+    let mut states: Vec<_> = agents.iter().map(Agent::state).collect();
+    let several = agents.len() > 1;
+    let ready = agents.iter().enumerate().map(|(replica, agent)| async move {
+        let ready = agent.ready().await.map(drop);
+        if several { ready.with_context(|| format!("replica {replica}")) } else { Ok(ready?) }
+    });
+    let mut starting: FuturesUnordered<_> = ready.collect();
+    loop {
+        let changes = select_all(states.iter_mut().map(|state| Box::pin(state.changed())));
+        tokio::select! {
+            Some(started) = starting.next() => {
+                started?;
+                return Ok(starting);
+            }
+            (changed, ..) = changes => changed.context("an agent ended by itself")?,
+        }
+        let progress = states.iter_mut().filter_map(|state| match &*state.borrow_and_update() {
+            ReplicaState::Loading { progress, .. } => Some(*progress),
+            ReplicaState::Ready { .. } | ReplicaState::Down { .. } => None,
+        });
+        if let Some(furthest) = progress.max_by(f32::total_cmp) {
+            view.show_share("loading the stages", (furthest * 1000.0) as u64, 1000);
+        }
+    }
 }
 
 fn orchestrator_config(
@@ -260,11 +288,8 @@ fn orchestrator_config(
     facts: &Facts,
     plan: &ReplicaPlan,
     tls: TlsIdentity,
-    seen: Seen,
+    replicas: Vec<ReplicaFeed>,
 ) -> Result<OrchestratorConfig> {
-    let mut limits = Limits::default();
-    // The queue's limit is the user's to set; this one must not be met before it.
-    limits.max_open_requests = limits.max_open_requests.max((args.slots + args.queue) as usize);
     let chat_template = args.chat_template_file.as_ref().map(|path| {
         std::fs::read_to_string(path).with_context(|| format!("reading the chat template {}", path.display()))
     });
@@ -274,13 +299,12 @@ fn orchestrator_config(
         aliases: aliases.into_iter().flatten().filter(|alias| *alias != facts.model).collect(),
         model_path: plan.model().path().to_owned(),
         chat_template: chat_template.transpose()?,
-        replica: seen.state,
-        observations: seen.observations,
-        hops: seen.hops,
+        replicas,
+        router: args.router,
         tls,
         cluster: None,
         n_ctx: plan.load().n_ctx,
-        limits,
+        limits: limits(args),
     })
 }
 

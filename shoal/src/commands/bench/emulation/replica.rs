@@ -1,13 +1,14 @@
 //! A replica of emulated stages in processes of their own, and requests that run on it side by side.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use cluster::{Bytes, DeviceMemory, Load, ModelHash, ReplicaState, RequestId, StageMemory};
 use gguf::cut::CutOptions;
 use node::agent::{Agent, Outlook, ReplicaConfig, WorkerCommand, WorkerSettings};
-use node::{PreparedReplica, PreparedStage};
+use node::{PreparedReplica, PreparedStage, TurnsFile};
 use protocol::emulation::Emulation;
 use protocol::rows::RowEncoding;
 use protocol::sampling::{Generation, Sampling};
@@ -213,6 +214,8 @@ fn config(setup: &Setup, slots: u32, steps: u32, command: WorkerCommand) -> Resu
         },
         emulations: setup.profiles.iter().map(emulation).collect::<Result<_, _>>()?,
         profiles: Vec::new(),
+        beside: 0,
+        turns: Arc::new(TurnsFile::new()?),
     })
 }
 

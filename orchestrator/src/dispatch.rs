@@ -1,0 +1,172 @@
+//! The [desk](crate::desk) as tasks use it: behind a lock, with the present time, and with a bell for each request.
+//!
+//! A [`Seat`] is a request's hold on its place, wherever that is. Dropping it leaves the desk, so a client that goes away frees
+//! its slot or its place in line, and the next moves up at once.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use cluster::Epoch;
+use rustc_hash::FxHashMap;
+use tokio::sync::Notify;
+
+use crate::desk::{Desk, Full, Leaving, Load, Order, Place, Ticket};
+
+/// The desk, shared.
+pub(crate) struct Dispatch {
+    inner: Mutex<Inner>,
+    started: Instant,
+}
+
+struct Inner {
+    desk: Desk,
+    bells: FxHashMap<Ticket, Arc<Notify>>,
+}
+
+/// A request's place at the desk, until it is dropped.
+pub(crate) struct Seat {
+    dispatch: Arc<Dispatch>,
+    ticket: Ticket,
+    bell: Arc<Notify>,
+    wait: Duration,
+    leaving: Leaving,
+}
+
+/// What waits, and what may.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Queue {
+    pub(crate) waiting: usize,
+    pub(crate) limit: usize,
+    /// Of each replica.
+    pub(crate) loads: Vec<Load>,
+}
+
+impl Dispatch {
+    pub(crate) fn new(desk: Desk) -> Arc<Self> {
+        let inner = Mutex::new(Inner { desk, bells: FxHashMap::default() });
+        Arc::new(Self { inner, started: Instant::now() })
+    }
+
+    /// A replica serves in an epoch, or does not.
+    pub(crate) fn serve(&self, replica: usize, serving: Option<Epoch>) {
+        self.with_desk(|desk, now| desk.serve(replica, serving, now));
+    }
+
+    /// Takes a request in.
+    pub(crate) fn arrive(self: &Arc<Self>, order: Order) -> Result<Seat, Full> {
+        let mut inner = self.lock();
+        let arrival = inner.desk.arrive(order, self.started.elapsed())?;
+        let bell = Arc::new(Notify::new());
+        inner.bells.insert(arrival.ticket, Arc::clone(&bell));
+        Ok(Seat {
+            dispatch: Arc::clone(self),
+            ticket: arrival.ticket,
+            bell,
+            // Finite and never negative.
+            wait: Duration::try_from_secs_f64(arrival.wait).unwrap_or(Duration::MAX),
+            leaving: Leaving::Early,
+        })
+    }
+
+    /// For people and metrics.
+    pub(crate) fn queue(&self) -> Queue {
+        let inner = self.lock();
+        let (waiting, limit) = (inner.desk.waiting(), inner.desk.limit());
+        Queue { waiting, limit, loads: inner.desk.loads().collect() }
+    }
+
+    /// Does something at the desk, and rings for those whom it moved.
+    fn with_desk<T>(&self, act: impl FnOnce(&mut Desk, Duration) -> T) -> T {
+        let mut inner = self.lock();
+        let done = act(&mut inner.desk, self.started.elapsed());
+        let moved = inner.desk.take_moved();
+        moved.iter().filter_map(|ticket| inner.bells.get(ticket)).for_each(|bell| bell.notify_one());
+        done
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Seat {
+    /// Predicted on arrival: until it has a slot, and those before it their first tokens.
+    pub(crate) fn predicted_wait(&self) -> Duration {
+        self.wait
+    }
+
+    /// Where it is now.
+    pub(crate) fn place(&self) -> Place {
+        // It is there until it is dropped.
+        self.dispatch.lock().desk.place(self.ticket).unwrap_or(Place::Parked)
+    }
+
+    /// Waits until its place may be another. What happened since the last call is not missed.
+    pub(crate) async fn moved(&self) {
+        self.bell.notified().await;
+    }
+
+    /// Its replica began with it.
+    pub(crate) fn started(&self, cached: u32) {
+        self.dispatch.with_desk(|desk, _| desk.started(self.ticket, cached));
+    }
+
+    /// It has got a token.
+    pub(crate) fn token(&self) {
+        self.dispatch.with_desk(|desk, now| desk.token(self.ticket, now));
+    }
+
+    /// Its replica was lost, and it wants another.
+    pub(crate) fn lost(&self, order: Order) {
+        self.dispatch.with_desk(|desk, now| desk.lost(self.ticket, order, now));
+    }
+
+    /// It has all its tokens.
+    pub(crate) fn done(mut self) {
+        self.leaving = Leaving::Done;
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.dispatch.with_desk(|desk, now| desk.leave(self.ticket, self.leaving, now));
+        self.dispatch.lock().bells.remove(&self.ticket);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::desk::{Company, PredictedRates, PromptPrefix};
+    use crate::router::PolicyName;
+
+    fn order() -> Order {
+        Order { prompt: 10, most_output: 10, prefix: PromptPrefix::default(), company: Company::Any }
+    }
+
+    fn dispatch() -> Arc<Dispatch> {
+        let mut desk = Desk::new(PolicyName::Jsq.policy(0), 4);
+        desk.add(1, PredictedRates::default());
+        let dispatch = Dispatch::new(desk);
+        dispatch.serve(0, Some(Epoch(1)));
+        dispatch
+    }
+
+    #[tokio::test]
+    async fn case_19_who_leaves_makes_room_for_the_next_wherever_it_was() {
+        let dispatch = dispatch();
+        let [first, second, third] = std::array::from_fn(|_| dispatch.arrive(order()).unwrap());
+        assert_eq!(first.place(), Place::Seated { replica: 0 });
+        assert_eq!(third.place(), Place::Waiting { replica: 0, ahead: 1 });
+        drop(second);
+        assert_eq!(third.place(), Place::Waiting { replica: 0, ahead: 0 });
+        first.done();
+        // Rung once, before anyone listened.
+        third.moved().await;
+        assert_eq!(third.place(), Place::Seated { replica: 0 });
+        drop(third);
+        let queue = dispatch.queue();
+        assert_eq!((queue.waiting, queue.loads), (0, vec![Load::default()]));
+        assert!(dispatch.lock().bells.is_empty());
+    }
+}
