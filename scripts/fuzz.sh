@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fuzzes what reads files, GGUF and the planner's, and KV blobs, for some seconds each (120 unless told). Needs a nightly Rust
-# toolchain.
+# Fuzzes what reads files (GGUF, the planner's), KV blobs, and what strangers send, for some seconds each (120 unless told).
+# Needs a nightly Rust toolchain.
 #
 #   scripts/fuzz.sh [SECONDS]
 set -euo pipefail

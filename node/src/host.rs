@@ -25,6 +25,11 @@ pub(crate) fn total_memory() -> Bytes {
     system.cgroup_limits().map_or(total, |group| Bytes(group.total_memory).min(total))
 }
 
+/// What the host calls itself.
+pub fn host_name() -> Option<String> {
+    System::host_name()
+}
+
 /// Memory that a process of this host holds; none if there is no such process.
 pub fn resident_memory(pid: u32) -> Option<Bytes> {
     let pid = Pid::from_u32(pid);

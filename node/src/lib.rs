@@ -4,29 +4,27 @@
 //! that. This crate knows no HTTP and no prompt; it tells others about a replica in the words of `cluster`.
 #![forbid(unsafe_code)]
 
-mod addresses;
 pub mod agent;
 mod client;
 mod folders;
 mod host;
 pub mod links;
+pub mod membership;
 mod memory;
 mod model_file;
 mod model_hash;
 mod prepare;
 mod progress;
-mod reach;
 mod resolve;
 mod service;
 mod slices;
 #[cfg(test)]
 mod test_model;
-mod trust;
 mod turns;
 
 pub use client::{NodeClient, NodeError};
 pub use folders::{Folders, NoHomeFolder};
-pub use host::{available_memory, default_threads, resident_memory};
+pub use host::{available_memory, default_threads, host_name, resident_memory};
 pub use memory::{MemoryCheck, MemoryError};
 pub use model_file::{ModelFile, ModelFileError};
 pub use model_hash::{HashError, model_hash};
@@ -35,9 +33,8 @@ pub use prepare::{
 };
 pub use progress::{Observer, Progress, Work};
 pub use resolve::{ResolveError, resolve_model};
-pub use service::{NodeConfig, NodeServeError, RunningNode};
+pub use service::{NodeConfig, NodeServeError, NodeWords, RunningNode};
 pub use slices::{
     CutRequest, Existing, Origin, SliceError, SliceFolder, SliceStore, StoredFile, StoredSlices,
 };
-pub use trust::{TrustError, found_cluster, issue_identity, open_ca, read_identity};
 pub use turns::{TurnsError, TurnsFile};

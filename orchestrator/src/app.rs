@@ -5,6 +5,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use registry::Registry;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
@@ -27,6 +28,8 @@ pub(crate) struct App {
     pub(crate) limits: Limits,
     /// The replicas.
     pub(crate) fleet: Fleet,
+    /// Whose members may be decided about, if any.
+    pub(crate) cluster: Option<Registry>,
     /// What is counted.
     pub(crate) metrics: Arc<Metrics>,
     text_model: OnceLock<Arc<TextModel>>,
@@ -48,6 +51,7 @@ impl App {
             open: Arc::new(Semaphore::new(config.limits.max_open_requests)),
             fleet: Fleet::new(config.replicas, &config.tls, config.router, config.limits.queue),
             limits: config.limits,
+            cluster: config.cluster,
             metrics: Arc::default(),
             text_model: OnceLock::new(),
             closing: CancellationToken::new(),

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use cluster::{Bytes, ForetoldHops, ReplicaState, StageObservation};
 use protocol::tls::TlsIdentity;
+use registry::Registry;
 use tokio::sync::watch;
 
 use crate::desk::PredictedRates;
@@ -27,6 +28,8 @@ pub struct OrchestratorConfig {
     pub router: PolicyName,
     /// Who this process is to the masters.
     pub tls: TlsIdentity,
+    /// Whose members may be looked at and decided about, where this process is a cluster's orchestrator.
+    pub cluster: Option<Registry>,
     /// Tokens a slot holds.
     pub n_ctx: u32,
     /// Bounds on what clients may ask for.

@@ -5,6 +5,7 @@
 //! loaded), no worker is supervised, and nothing of a prompt is logged.
 #![forbid(unsafe_code)]
 
+mod admin;
 mod app;
 mod config;
 pub mod desk;

@@ -75,6 +75,7 @@ impl Bench {
             replicas: feeds,
             router: PolicyName::Jsq,
             tls: identity.clone(),
+            cluster: None,
             n_ctx: N_CTX,
             limits,
         };
@@ -534,6 +535,7 @@ async fn a_model_that_is_no_model_ends_the_server_with_its_name() {
         }],
         router: PolicyName::Jsq,
         tls: identity,
+        cluster: None,
         n_ctx: N_CTX,
         limits: Limits::default(),
     };

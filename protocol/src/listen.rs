@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
@@ -20,8 +20,10 @@ use tokio_util::task::AbortOnDropHandle;
 use tonic::transport::Server;
 use tracing::warn;
 
+use crate::certify::LiveIdentity;
 use crate::throttle::Throttle;
-use crate::tls::{KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, TlsError, TlsIdentity, server_config};
+pub use crate::tls::Clients;
+use crate::tls::{KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, TlsError, TlsIdentity, server_config_for};
 
 /// How long a handshake may take; a LAN member needs milliseconds.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
@@ -74,7 +76,8 @@ pub fn server(sizes: FrameSizes) -> Server {
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
 }
 
-/// Connections whose handshake proved membership of the cluster. Dropping it closes the listener.
+/// Connections whose handshake went well: it proved membership of the cluster, unless others are admitted too. Dropping it
+/// closes the listener.
 #[derive(Debug)]
 pub struct TlsIncoming {
     connections: mpsc::Receiver<TlsStream<TcpStream>>,
@@ -102,13 +105,22 @@ pub enum ListenError {
 impl TlsIncoming {
     /// Listens on `address`; port 0 takes a free one. Needs a tokio runtime.
     pub async fn bind(address: SocketAddr, identity: &TlsIdentity) -> Result<Self, ListenError> {
-        let acceptor = TlsAcceptor::from(server_config(identity)?);
+        Self::bind_live(address, &identity.clone().into(), Clients::Members).await
+    }
+
+    /// The same with an identity that may be renewed, which changes nothing for connections that exist.
+    pub async fn bind_live(
+        address: SocketAddr,
+        identity: &LiveIdentity,
+        clients: Clients,
+    ) -> Result<Self, ListenError> {
+        let identity = Presented::new(identity, clients)?;
         let bound = |source| ListenError::Bind { address, source };
         let listener = TcpListener::bind(address).await.map_err(bound)?;
         let address = listener.local_addr().map_err(bound)?;
         // The server takes connections as fast as they come; when it does not, handshakes wait.
         let (sender, connections) = mpsc::channel(1);
-        let accepting = tokio::spawn(accept(listener, acceptor, sender));
+        let accepting = tokio::spawn(accept(listener, identity, sender));
         Ok(Self { connections, address, _accepting: AbortOnDropHandle::new(accepting) })
     }
 
@@ -126,9 +138,36 @@ impl Stream for TlsIncoming {
     }
 }
 
+/// What the listener presents now.
+struct Presented {
+    identity: watch::Receiver<TlsIdentity>,
+    clients: Clients,
+    acceptor: TlsAcceptor,
+}
+
+impl Presented {
+    fn new(identity: &LiveIdentity, clients: Clients) -> Result<Self, TlsError> {
+        let mut identity = identity.watch();
+        let config = server_config_for(&identity.borrow_and_update(), clients)?;
+        Ok(Self { identity, clients, acceptor: TlsAcceptor::from(config) })
+    }
+
+    /// For the next connection.
+    fn acceptor(&mut self) -> TlsAcceptor {
+        // An error says that nobody is left to renew it.
+        if self.identity.has_changed().unwrap_or(false) {
+            match server_config_for(&self.identity.borrow_and_update(), self.clients) {
+                Ok(config) => self.acceptor = TlsAcceptor::from(config),
+                Err(error) => warn!(%error, "a renewed identity cannot be used; the old one stays"),
+            }
+        }
+        self.acceptor.clone()
+    }
+}
+
 async fn accept(
     listener: TcpListener,
-    acceptor: TlsAcceptor,
+    mut identity: Presented,
     connections: mpsc::Sender<TlsStream<TcpStream>>,
 ) {
     let log = Arc::new(Throttle::new(LOG_PERIOD));
@@ -137,7 +176,7 @@ async fn accept(
         while handshakes.try_join_next().is_some() {}
         match listener.accept().await {
             Ok((stream, peer)) if handshakes.len() < MAX_HANDSHAKES => {
-                let (acceptor, connections) = (acceptor.clone(), connections.clone());
+                let (acceptor, connections) = (identity.acceptor(), connections.clone());
                 let log = Arc::clone(&log);
                 handshakes.spawn(async move {
                     match shake_hands(&acceptor, stream).await {
@@ -298,6 +337,26 @@ mod tests {
         let mut impostor = stranger;
         impostor.ca_pem = ca.issue("x").unwrap().ca_pem;
         assert!(slots(address, &impostor).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_renewed_identity_serves_new_connections_and_leaves_the_old_ones_alone() {
+        let (old, new) = (ClusterCa::new().unwrap(), ClusterCa::new().unwrap());
+        let live = LiveIdentity::new(old.issue("server").unwrap());
+        let local = ([127, 0, 0, 1], 0).into();
+        let incoming = TlsIncoming::bind_live(local, &live, Clients::Members).await.unwrap();
+        let address = incoming.local_addr();
+        let service = v1::engine_server::EngineServer::new(Idle);
+        let serving = server(FrameSizes::for_rows(8, 64)).add_service(service).serve_with_incoming(incoming);
+        let _serving = AbortOnDropHandle::new(tokio::spawn(serving));
+        let member = old.issue("client").unwrap();
+        let channel = connect(address, &member).await.unwrap();
+        // A certificate of another CA stands for a renewed one: who presents it can be told from outside.
+        live.renew(new.issue("server").unwrap());
+        assert_eq!(slots(address, &new.issue("client").unwrap()).await, Ok(3));
+        assert!(slots(address, &member).await.is_err(), "the old identity is still presented");
+        let mut open = v1::engine_client::EngineClient::new(channel);
+        assert!(open.engine_status(v1::EngineStatusRequest {}).await.is_ok(), "an open connection was ended");
     }
 
     /// Field case 8.

@@ -8,10 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose,
-};
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
@@ -21,6 +18,9 @@ use tokio_rustls::rustls::sign::CertifiedKey;
 use tokio_rustls::rustls::{RootCertStore, ServerConfig, crypto, version};
 use tonic::Status;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+
+use crate::certify::member_params;
+use crate::fingerprint::Fingerprint;
 
 /// The name in every certificate of a cluster.
 pub const SERVER_NAME: &str = "shoal.internal";
@@ -153,6 +153,16 @@ impl ClusterCa {
         Ok(Self { issuer: Issuer::new(ca_params()?, key), pem: pem.cert.clone() })
     }
 
+    /// The CA's certificate.
+    pub fn certificate_pem(&self) -> &str {
+        &self.pem
+    }
+
+    /// What signs.
+    pub(crate) const fn issuer(&self) -> &Issuer<'static, KeyPair> {
+        &self.issuer
+    }
+
     /// The CA as text.
     pub fn to_pem(&self) -> CaPem {
         CaPem { cert: self.pem.clone(), key: self.issuer.key().serialize_pem() }
@@ -161,12 +171,7 @@ impl ClusterCa {
     /// An identity with a new key, good for both ends of a connection.
     pub fn issue(&self, common_name: &str) -> Result<TlsIdentity, TlsError> {
         let issue = |source| TlsError::Issue { name: common_name.to_owned(), source };
-        let mut params = CertificateParams::new(vec![SERVER_NAME.to_owned()]).map_err(issue)?;
-        params.distinguished_name.push(DnType::CommonName, common_name);
-        params.use_authority_key_identifier_extension = true;
-        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.extended_key_usages =
-            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        let params = member_params(common_name).map_err(issue)?;
         let key = KeyPair::generate().map_err(issue)?;
         let cert = params.signed_by(&key, &self.issuer).map_err(issue)?;
         Ok(TlsIdentity { ca_pem: self.pem.clone(), cert_pem: cert.pem(), key_pem: key.serialize_pem() })
@@ -205,27 +210,58 @@ impl fmt::Debug for TlsIdentity {
     }
 }
 
-/// What a server of the cluster presents, and whom it admits: TLS 1.3, HTTP/2, clients of the same CA only.
+/// Whom a server lets past the handshake.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Clients {
+    /// Members of its cluster.
+    Members,
+    /// Also those without any certificate, to become members. They are shown the CA's certificate, by whose fingerprint
+    /// they recognise the cluster.
+    Strangers,
+}
+
+/// What a server of the cluster presents to its members, and whom it admits: TLS 1.3, HTTP/2, clients of the same CA only.
 pub fn server_config(identity: &TlsIdentity) -> Result<Arc<ServerConfig>, TlsError> {
+    server_config_for(identity, Clients::Members)
+}
+
+/// The same for a server that may admit others too.
+pub fn server_config_for(identity: &TlsIdentity, clients: Clients) -> Result<Arc<ServerConfig>, TlsError> {
     let unusable = |error: &dyn fmt::Display| TlsError::Identity { reason: error.to_string() };
     let provider = Arc::new(crypto::ring::default_provider());
+    let cas = certificates("ca certificate", &identity.ca_pem)?;
+    let mut chain = certificates("certificate", &identity.cert_pem)?;
     let mut roots = RootCertStore::empty();
-    for cert in certificates("ca certificate", &identity.ca_pem)? {
-        roots.add(cert).map_err(|e| unusable(&e))?;
+    for cert in &cas {
+        roots.add(cert.clone()).map_err(|e| unusable(&e))?;
     }
-    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
-        .build()
-        .map_err(|e| unusable(&e))?;
+    let mut verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
+    if clients == Clients::Strangers {
+        verifier = verifier.allow_unauthenticated();
+        chain.extend(cas);
+    }
+    let verifier = verifier.build().map_err(|e| unusable(&e))?;
     let key = PrivateKeyDer::from_pem_slice(identity.key_pem.as_bytes())
         .map_err(|source| TlsError::Pem { what: "private key", source })?;
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&version::TLS13])
         .map_err(|e| unusable(&e))?
         .with_client_cert_verifier(verifier)
-        .with_single_cert(certificates("certificate", &identity.cert_pem)?, key)
+        .with_single_cert(chain, key)
         .map_err(|e| unusable(&e))?;
     config.alpn_protocols = vec![b"h2".to_vec()];
     Ok(Arc::new(config))
+}
+
+/// Of the CA that an identity belongs to.
+pub fn ca_fingerprint(identity: &TlsIdentity) -> Result<Fingerprint, TlsError> {
+    certificate_der(&identity.ca_pem).map(|der| Fingerprint::of(&der))
+}
+
+/// The first certificate of a text.
+pub(crate) fn certificate_der(pem: &str) -> Result<CertificateDer<'static>, TlsError> {
+    let mut found = certificates("certificate", pem)?;
+    Ok(found.swap_remove(0))
 }
 
 fn certificates(what: &'static str, pem: &str) -> Result<Vec<CertificateDer<'static>>, TlsError> {
@@ -253,6 +289,14 @@ pub async fn connect(
     address: impl fmt::Display + Send,
     identity: &TlsIdentity,
 ) -> Result<Channel, ConnectError> {
+    connect_with(address, client_config(identity)).await
+}
+
+/// The same with whatever the client presents and trusts.
+pub(crate) async fn connect_with(
+    address: impl fmt::Display + Send,
+    config: ClientTlsConfig,
+) -> Result<Channel, ConnectError> {
     let address = address.to_string();
     let endpoint = Endpoint::from_shared(format!("https://{address}"))
         .map_err(|source| ConnectError::Address { address: address.clone(), source })?
@@ -261,7 +305,7 @@ pub async fn connect(
         .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
         .keep_alive_timeout(KEEPALIVE_TIMEOUT)
         .keep_alive_while_idle(true)
-        .tls_config(client_config(identity))
+        .tls_config(config)
         .map_err(|source| ConnectError::Tls { address: address.clone(), source })?;
     // The endpoint's own limit covers TCP alone; a peer that accepts and then says nothing must not hold us either.
     match tokio::time::timeout(CONNECT_DEADLINE, endpoint.connect()).await {

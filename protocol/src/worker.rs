@@ -1,7 +1,7 @@
 //! What an agent tells a stage worker when it starts it, and what the worker answers: one line of JSON each way, on
-//! the worker's stdin and stdout. Stdin then stays open; its end means that the agent has gone.
+//! the worker's stdin and stdout. Stdin then stays open for renewed certificates; its end means that the agent has gone.
 //!
-//! Both lines begin with a version. Another version is refused by number before anything else is read, so that mixed
+//! All lines begin with a version. Another version is refused by number before anything else is read, so that mixed
 //! binaries say so instead of misreading each other.
 
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ use crate::emulation::{Emulation, EmulationError};
 use crate::slots::MAX_SLOTS;
 use crate::tls::TlsIdentity;
 
-/// Version of both lines. Raise it with every change to them.
+/// Version of all lines. Raise it with every change to them.
 pub const VERSION: u32 = 3;
 
 /// Everything a stage worker needs to know.
@@ -86,6 +86,16 @@ pub struct SliceConfig {
     pub layers: LayerRange,
     /// Blocks on a GPU.
     pub gpu_layers: u32,
+}
+
+/// A later line of the agent's: from now on the worker has this identity.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WorkerRenewal {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The worker's new certificate.
+    pub tls: TlsIdentity,
 }
 
 /// The worker's answer, as soon as it listens and before it loads anything.
@@ -221,6 +231,23 @@ impl WorkerConfig {
             });
         }
         Ok(())
+    }
+}
+
+impl WorkerRenewal {
+    /// With this build's version.
+    pub const fn new(tls: TlsIdentity) -> Self {
+        Self { version: VERSION, tls }
+    }
+
+    /// Reads a line.
+    pub fn from_line(line: &str) -> Result<Self, WorkerLineError> {
+        versioned("a renewed identity", line)
+    }
+
+    /// The line, without its end.
+    pub fn to_line(&self) -> Result<String, WorkerLineError> {
+        to_line("a renewed identity", self)
     }
 }
 
@@ -404,5 +431,14 @@ mod tests {
             refusal(|e| e.profile.cpu.as_mut().unwrap().head.ms = vec![0.0])
                 .contains("the profile of device d")
         );
+    }
+
+    #[test]
+    fn a_renewed_identity_survives_its_line() {
+        let renewal = WorkerRenewal::new(ClusterCa::new().unwrap().issue("stage 0").unwrap());
+        let line = renewal.to_line().unwrap();
+        assert!(!line.contains('\n'));
+        assert_eq!(WorkerRenewal::from_line(&line).unwrap(), renewal);
+        assert!(WorkerRenewal::from_line("{}").is_err());
     }
 }

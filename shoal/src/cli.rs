@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::commands::{bench, identity, links, node, plan, profile, serve, simulate, slice};
+use crate::commands::{bench, identity, links, node, plan, profile, serve, simulate, slice, status, token};
 
 /// Serves one large language model from the machines you own.
 #[derive(Debug, Parser)]
@@ -50,9 +50,14 @@ pub(crate) enum Command {
     Bench(bench::BenchCommand),
     /// Make this host a part of a cluster.
     Node(Box<node::NodeArgs>),
+    /// Show what is served, by which nodes, and what they run.
+    Status(status::StatusArgs),
+    /// Invite hosts to the cluster.
+    #[command(subcommand)]
+    Token(token::TokenCommand),
     /// Measure the links between nodes.
     Links(links::LinksArgs),
-    /// Found a cluster and issue its members' identities.
+    /// Found a cluster by hand and issue its members' identities.
     #[command(subcommand)]
     Identity(identity::IdentityCommand),
     /// Run one stage; started by `shoal serve`, configured on stdin.
@@ -79,6 +84,9 @@ pub(crate) struct Globals {
     /// Folder in which models are found by name [default: models in the cache folder].
     #[arg(long, global = true, env = "SHOAL_MODELS", value_name = "DIR")]
     pub(crate) models_dir: Option<PathBuf>,
+    /// Folder for what cannot be made again: this host's membership, and the cluster's [default: ~/.local/share/shoal].
+    #[arg(long, global = true, env = "SHOAL_STATE", value_name = "DIR")]
+    pub(crate) state: Option<PathBuf>,
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use gguf::cut::CutError;
 use loadgen::{PromptFileError, TargetError, TraceError};
 use node::{PrepareError, SliceError};
 use profiler::idle_gap::IdleGapError;
+use registry::RegistryError;
 
 use crate::commands::profile;
 use crate::commands::serve::StagesAndNodes;
@@ -55,6 +56,7 @@ fn is_usage(cause: &(dyn Error + 'static)) -> bool {
         || cause.is::<Usage>()
         || cause.is::<PromptFileError>()
         || cause.is::<TraceError>()
+        || cause.downcast_ref().is_some_and(RegistryError::is_unknown_name)
         || matches!(cause.downcast_ref(), Some(TargetError::Url { .. } | TargetError::Key(_)))
         || cause.downcast_ref().is_some_and(bad_range)
         || matches!(cause.downcast_ref(), Some(IdleGapError::Cuts { .. } | IdleGapError::Context { .. }))

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use cluster::Epoch;
+use protocol::certify::LiveIdentity;
 use protocol::frame::{Frame, Rows};
 use protocol::worker::WorkerConfig;
 use tokio::runtime::Handle;
@@ -59,13 +60,18 @@ enum Turn {
 }
 
 /// Loads the stage and runs it until it is told to stop. A stage that cannot load stays and says why.
-pub(crate) fn run(config: Arc<WorkerConfig>, shared: Arc<Shared>, mut inlet: Inlet, runtime: &Handle) {
+pub(crate) fn run(
+    config: Arc<WorkerConfig>,
+    identity: LiveIdentity,
+    shared: Arc<Shared>,
+    mut inlet: Inlet,
+    runtime: &Handle,
+) {
     let loaded = load::load(&config, &shared).map_err(|error| error.to_string());
     let inference = loaded.and_then(|stage| {
         let facts = stage.facts;
         shared.set_kv(stage.kv.clone());
-        let take_overs =
-            TakeOvers::new(Arc::clone(&shared), config.tls.clone(), inlet.orders.clone(), runtime.clone());
+        let take_overs = TakeOvers::new(Arc::clone(&shared), identity, inlet.orders.clone(), runtime.clone());
         let inference = Inference::new(config, Arc::clone(&shared), stage, take_overs)
             .map_err(|error| error.to_string())?;
         shared.set_outcome(Ok(facts));

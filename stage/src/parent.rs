@@ -1,11 +1,12 @@
-//! A worker's ties to the agent that started it: the configuration on stdin, whose end means that the agent is gone,
-//! the hello on stdout, and signals that are the agent's to deal with.
+//! A worker's ties to the agent that started it: the configuration and renewed certificates on stdin, whose end means that
+//! the agent is gone, the hello on stdout, and signals that are the agent's to deal with.
 
 use std::io::{self, BufRead, Read, Write};
 use std::thread;
 use std::time::Duration;
 
-use protocol::worker::{WorkerConfig, WorkerHello};
+use protocol::certify::LiveIdentity;
+use protocol::worker::{WorkerConfig, WorkerHello, WorkerRenewal};
 
 use crate::worker::WorkerError;
 
@@ -23,15 +24,22 @@ pub(crate) fn read_config() -> Result<WorkerConfig, WorkerError> {
     Ok(WorkerConfig::from_line(&line)?)
 }
 
-/// Ends the process when stdin does. Nothing is tidied up: there is nobody left to tidy up for.
-pub(crate) fn follow_into_death() -> Result<(), WorkerError> {
+/// Takes renewed certificates from stdin, and ends the process when that does. Nothing is tidied up: there is nobody left to
+/// tidy up for.
+pub(crate) fn follow_into_death(identity: LiveIdentity) -> Result<(), WorkerError> {
     let failed = |source| WorkerError::Stdio { doing: "starting a thread to watch stdin", source };
     thread::Builder::new()
         .name("stdin".to_owned())
-        .spawn(|| {
+        .spawn(move || {
             let mut stdin = io::stdin().lock();
-            let mut ignored = [0; 64];
-            while stdin.read(&mut ignored).is_ok_and(|n| n > 0) {}
+            let mut line = String::new();
+            while stdin.by_ref().take(MAX_LINE).read_line(&mut line).is_ok_and(|n| n > 0) {
+                match WorkerRenewal::from_line(&line) {
+                    Ok(renewal) => identity.renew(renewal.tls),
+                    Err(error) => tracing::warn!(%error, "the agent said something that is not understood"),
+                }
+                line.clear();
+            }
             tracing::debug!("the agent has gone");
             thread::spawn(|| {
                 thread::sleep(EXIT_GRACE);

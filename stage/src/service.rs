@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use cluster::Epoch;
 use futures::StreamExt;
+use protocol::certify::LiveIdentity;
 use protocol::frame::{Frame, FrameLimits, RowInput};
 use protocol::hand_off::check_chain;
 use protocol::rows::RowEncoding;
@@ -25,6 +26,7 @@ use crate::shared::{LoadState, Loaded, Shared};
 /// One worker's side of the Stage service.
 pub(crate) struct StageService {
     config: Arc<WorkerConfig>,
+    identity: LiveIdentity,
     shared: Arc<Shared>,
     inputs: Inputs,
     /// The link of the newest epoch; held during a whole Link call, so that calls take turns.
@@ -34,8 +36,20 @@ pub(crate) struct StageService {
 }
 
 impl StageService {
-    pub(crate) fn new(config: Arc<WorkerConfig>, shared: Arc<Shared>, inputs: Inputs) -> Self {
-        Self { config, shared, inputs, link: tokio::sync::Mutex::new(None), claimed: Mutex::new(Epoch(0)) }
+    pub(crate) fn new(
+        config: Arc<WorkerConfig>,
+        identity: LiveIdentity,
+        shared: Arc<Shared>,
+        inputs: Inputs,
+    ) -> Self {
+        Self {
+            config,
+            identity,
+            shared,
+            inputs,
+            link: tokio::sync::Mutex::new(None),
+            claimed: Mutex::new(Epoch(0)),
+        }
     }
 
     fn loaded(&self) -> Result<Loaded, Status> {
@@ -99,7 +113,7 @@ impl StageService {
         frames: mpsc::Receiver<v1::Frame>,
     ) -> (AbortOnDropHandle<()>, oneshot::Receiver<()>) {
         let (up, is_up) = oneshot::channel();
-        let target = Target { next, epoch, identity: self.config.tls.clone() };
+        let target = Target { next, epoch, identity: self.identity.now() };
         let shared = Arc::clone(&self.shared);
         let (stage, next) = (self.config.stage, target.next.clone());
         let task = tokio::spawn(async move {

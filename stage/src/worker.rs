@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use protocol::listen::{FrameSizes, ListenError, TlsIncoming, server};
+use protocol::certify::LiveIdentity;
+use protocol::listen::{Clients, FrameSizes, ListenError, TlsIncoming, server};
 use protocol::v1::engine_server::EngineServer;
 use protocol::v1::kv_server::KvServer;
 use protocol::v1::stage_server::StageServer;
@@ -62,7 +63,8 @@ pub enum WorkerError {
 /// When the worker cannot start, or when it fails beyond a model that does not load, which Status tells of.
 pub fn run_worker() -> Result<(), WorkerError> {
     let config = parent::read_config()?;
-    parent::follow_into_death()?;
+    let identity = LiveIdentity::new(config.tls.clone());
+    parent::follow_into_death(identity.clone())?;
     llama::init_logging();
     let runtime = Builder::new_multi_thread()
         .worker_threads(IO_THREADS)
@@ -72,7 +74,7 @@ pub fn run_worker() -> Result<(), WorkerError> {
         .map_err(|source| WorkerError::Stdio { doing: "starting the io threads", source })?;
     runtime.block_on(async {
         parent::ignore_interrupts()?;
-        let worker = Worker::start(config).await?;
+        let worker = Worker::start_as(config, identity).await?;
         parent::greet(worker.address().port())?;
         worker.ended().await
     })
@@ -100,14 +102,22 @@ impl Worker {
     /// # Errors
     /// When it cannot listen or start a thread.
     pub async fn start(config: WorkerConfig) -> Result<Self, WorkerError> {
+        let identity = LiveIdentity::new(config.tls.clone());
+        Self::start_as(config, identity).await
+    }
+
+    /// The same with an identity that may be renewed.
+    async fn start_as(config: WorkerConfig, identity: LiveIdentity) -> Result<Self, WorkerError> {
         let config = Arc::new(config);
-        let incoming = TlsIncoming::bind(config.listen, &config.tls).await?;
+        let incoming = TlsIncoming::bind_live(config.listen, &identity, Clients::Members).await?;
         let address = incoming.local_addr();
         let shared = Shared::new();
         let (inputs, inlet) = channels(&config);
         let sizes = FrameSizes::for_rows(config.n_batch, config.n_embd);
-        let stage = StageService::new(Arc::clone(&config), Arc::clone(&shared), inputs.clone());
-        let hand_off = KvService::new(Arc::clone(&config), Arc::clone(&shared), inputs.clone());
+        let hand_off =
+            KvService::new(Arc::clone(&config), identity.clone(), Arc::clone(&shared), inputs.clone());
+        let stage =
+            StageService::new(Arc::clone(&config), identity.clone(), Arc::clone(&shared), inputs.clone());
         let engine = EngineService::new(Arc::clone(&config), Arc::clone(&shared), inputs.clone());
         let router = server(sizes)
             .add_service(StageServer::new(stage).max_decoding_message_size(sizes.max_message))
@@ -121,7 +131,7 @@ impl Worker {
             .spawn(move || {
                 // Dropped at the end, also of a panic.
                 let _alive = alive;
-                inference::run(config, shared, inlet, &runtime);
+                inference::run(config, identity, shared, inlet, &runtime);
             })
             .map_err(|source| WorkerError::Stdio { doing: "starting the inference thread", source })?;
         Ok(Self { address, serving, inference: Inference { inputs, thread: Some(thread), ended } })

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod chat;
+pub mod cluster;
 #[cfg(target_os = "linux")]
 pub mod lan;
 pub mod models;

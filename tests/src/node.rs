@@ -49,6 +49,7 @@ impl Trust {
 /// A running `shoal node`, killed with its children when dropped.
 pub struct Node {
     child: Child,
+    events: PathBuf,
     log: PathBuf,
     port: u16,
     addresses: Vec<String>,
@@ -66,34 +67,60 @@ impl Node {
     /// The same for a command that is `shoal` already, such as one in a host of a Lan; it has a word for `node` and one
     /// for where to bind.
     pub async fn run(mut command: Command, identity: &Path, args: &[&str]) -> Result<Self> {
+        command.arg("--identity").arg(identity).args(args);
+        let mut node = Self::launch(command)?;
+        node.wait_listening().await?;
+        Ok(node)
+    }
+
+    /// Starts a command that is `shoal node` already, without waiting.
+    pub fn launch(mut command: Command) -> Result<Self> {
         let folder = TempDir::new()?;
         let (events, log) = (folder.path().join("events"), folder.path().join("log"));
         let child = command
-            .arg("--identity")
-            .arg(identity)
             .arg("--json")
-            .args(args)
             .stdin(Stdio::null())
             .stdout(Stdio::from(File::create(&events)?))
             .stderr(Stdio::from(File::create(&log)?))
             .spawn()
             .context("starting shoal node")?;
-        let mut node = Self { child, log, port: 0, addresses: Vec::new(), _folder: folder };
-        let listening = eventually("the node to listen", LISTEN_DEADLINE, async || {
-            if let Ok(Some(status)) = node.child.try_wait() {
-                return Some(Err(anyhow::anyhow!("shoal node ended early with {status}")));
-            }
-            let text = std::fs::read_to_string(&events).ok()?;
-            serde_json::from_str::<Value>(text.lines().next()?).ok().map(Ok)
-        });
-        let listening = match listening.await {
-            Ok(Ok(event)) => event,
-            Ok(Err(e)) | Err(e) => bail!("{e}; its log:\n{}", node.log()),
-        };
-        node.port = u16::try_from(listening["port"].as_u64().context("no port")?)?;
+        Ok(Self { child, events, log, port: 0, addresses: Vec::new(), _folder: folder })
+    }
+
+    /// Waits until it listens.
+    pub async fn wait_listening(&mut self) -> Result<()> {
+        let listening = self.event("listening").await?;
+        self.port = u16::try_from(listening["port"].as_u64().context("no port")?)?;
         let addresses = listening["addresses"].as_array().context("no addresses")?;
-        node.addresses = addresses.iter().filter_map(|address| address.as_str().map(str::to_owned)).collect();
-        Ok(node)
+        self.addresses = addresses.iter().filter_map(|address| address.as_str().map(str::to_owned)).collect();
+        Ok(())
+    }
+
+    /// Waits until it tells of an event of this kind, and gives the first.
+    pub async fn event(&mut self, kind: &str) -> Result<Value> {
+        let what = format!("the node to tell of {kind:?}");
+        let event = eventually(&what, LISTEN_DEADLINE, async || {
+            let found = self.events(kind).into_iter().next();
+            let ended = self.child.try_wait().ok().flatten().filter(|_| found.is_none());
+            let early = |status| Err(anyhow::anyhow!("shoal node ended early with {status}"));
+            found.map(Ok).or_else(|| ended.map(early))
+        });
+        match event.await {
+            Ok(Ok(event)) => Ok(event),
+            Ok(Err(e)) | Err(e) => bail!("{e}; its log:\n{}", self.log()),
+        }
+    }
+
+    /// What it has told of this kind so far.
+    pub fn events(&self, kind: &str) -> Vec<Value> {
+        let text = std::fs::read_to_string(&self.events).unwrap_or_default();
+        let events = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        events.filter(|event| event["event"] == kind).collect()
+    }
+
+    /// Waits for its end.
+    pub async fn wait_exit(&mut self, deadline: Duration) -> Result<ExitStatus> {
+        eventually("the node's end", deadline, async || self.child.try_wait().ok().flatten()).await
     }
 
     /// The port it listens at.
@@ -129,7 +156,7 @@ impl Node {
     /// Presses Ctrl-C and waits for its end.
     pub async fn interrupt(&mut self, deadline: Duration) -> Result<ExitStatus> {
         signal(self.pid(), "INT")?;
-        eventually("the node's end", deadline, async || self.child.try_wait().ok().flatten()).await
+        self.wait_exit(deadline).await
     }
 }
 

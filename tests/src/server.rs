@@ -43,10 +43,15 @@ impl Server {
 
     /// Starts it without waiting.
     pub fn launch(model: &str, args: &[&str]) -> Result<Self> {
+        Self::run(Command::new(shoal_binary()?), model, args)
+    }
+
+    /// The same for a command that is `shoal` already, such as one in a host of a Lan, whose loopback address it serves.
+    pub fn run(mut command: Command, model: &str, args: &[&str]) -> Result<Self> {
         let port = free_port()?;
         let folder = TempDir::new()?;
         let log = File::create(folder.path().join("log"))?;
-        let child = Command::new(shoal_binary()?)
+        let child = command
             .args(["serve", "-m", model, "--listen", &format!("127.0.0.1:{port}")])
             .args(args)
             .stdin(Stdio::null())

@@ -8,7 +8,7 @@ use cargo_metadata::{DependencyKind, Metadata, MetadataCommand};
 use xtask::repository::{output_of, root};
 
 /// Which of our own crates a crate may use outside its tests. A crate that is not listed here does not exist yet.
-const MAY_KNOW: [(&str, &[&str]); 16] = [
+const MAY_KNOW: [(&str, &[&str]); 17] = [
     ("chart", &[]),
     ("cluster", &[]),
     ("gguf", &["cluster"]),
@@ -21,7 +21,8 @@ const MAY_KNOW: [(&str, &[&str]); 16] = [
     ("llama", &["kv-blob", "llama-sys"]),
     ("stage", &["cluster", "llama", "protocol"]),
     ("node", &["cluster", "gguf", "protocol"]),
-    ("orchestrator", &["cluster", "llama", "protocol"]),
+    ("registry", &["cluster", "protocol"]),
+    ("orchestrator", &["cluster", "llama", "protocol", "registry"]),
     (
         "shoal",
         &[
@@ -35,6 +36,7 @@ const MAY_KNOW: [(&str, &[&str]); 16] = [
             "planner",
             "profiler",
             "protocol",
+            "registry",
             "stage",
         ],
     ),
@@ -43,7 +45,7 @@ const MAY_KNOW: [(&str, &[&str]); 16] = [
 ];
 
 /// Packages that must not be found anywhere below a crate, and why.
-const NEVER_BELOW: [(&str, &[&str], &str); 7] = [
+const NEVER_BELOW: [(&str, &[&str], &str); 8] = [
     ("cluster", &["tokio", "tonic", "tracing", "cc", "cmake", "bindgen", "libc"], "it is only nouns"),
     (
         "gguf",
@@ -62,14 +64,17 @@ const NEVER_BELOW: [(&str, &[&str], &str); 7] = [
     ),
     ("llama", &["tokio", "tonic"], "it blocks; who calls it chooses the thread"),
     ("protocol", &["llama-cpp-sys-2"], "what is said on the wire does not depend on llama.cpp"),
+    ("registry", &["llama-cpp-sys-2"], "who is a member has nothing to do with models"),
     ("node", &["llama-cpp-sys-2"], "native code can abort the process, and the agent must survive"),
 ];
 
 /// Packages that only these crates may name.
-const ONLY_IN: [(&str, &[&str]); 3] = [
+const ONLY_IN: [(&str, &[&str]); 5] = [
     ("llama-cpp-sys-2", &["llama-sys"]),
     ("anyhow", &["shoal", "tests", "xtask"]),
     ("axum", &["orchestrator"]),
+    ("mdns-sd", &["protocol"]),
+    ("rusqlite", &["registry"]),
 ];
 
 fn workspace() -> Metadata {

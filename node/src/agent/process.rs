@@ -7,8 +7,8 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use cluster::{Bytes, StageIndex};
-use protocol::tls::root_cause;
-use protocol::worker::{WorkerConfig, WorkerHello, WorkerLineError};
+use protocol::tls::{TlsIdentity, root_cause};
+use protocol::worker::{WorkerConfig, WorkerHello, WorkerLineError, WorkerRenewal};
 use thiserror::Error;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
@@ -108,6 +108,13 @@ impl WorkerProcess {
     pub(crate) async fn ended(&mut self) {
         // How it came is asked again by `kill`.
         let _ = self.child.wait().await;
+    }
+
+    /// Gives it a new certificate, which it uses for connections from now on.
+    pub(crate) async fn renew(&mut self, identity: TlsIdentity) -> Result<(), WorkerError> {
+        let line = WorkerRenewal::new(identity).to_line()? + "\n";
+        self.stdin.write_all(line.as_bytes()).await?;
+        Ok(self.stdin.flush().await?)
     }
 
     /// Asks the worker to go by closing its stdin, and kills it if it has not gone after `grace`.

@@ -211,7 +211,6 @@ fn log(link: &SurveyedLink) {
 #[cfg(test)]
 mod tests {
     use cluster::{Millis, StageIndex, Tally};
-    use protocol::identity::MemberIdentity;
     use protocol::node::{Address, Build};
     use protocol::rows::RowEncoding;
     use protocol::tls::ClusterCa;
@@ -257,7 +256,8 @@ mod tests {
         let tls = ca.issue(name).unwrap();
         let command = || WorkerCommand { program: "no such program".into(), args: vec![], env: vec![] };
         let config = NodeConfig {
-            identity: MemberIdentity { name: NodeId(name.to_owned()), tls: tls.clone() },
+            name: NodeId(name.to_owned()),
+            identity: tls.clone().into(),
             bind: ([127, 0, 0, 1], port).into(),
             advertise: vec![],
             build: build.clone(),

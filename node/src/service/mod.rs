@@ -12,9 +12,11 @@ mod workers;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use cluster::NodeId;
+use protocol::certify::LiveIdentity;
 use protocol::emulation::Emulation;
-use protocol::identity::MemberIdentity;
-use protocol::listen::{FrameSizes, ListenError, TlsIncoming, server};
+use protocol::finding::addresses;
+use protocol::listen::{Clients, FrameSizes, ListenError, TlsIncoming, server};
 use protocol::node::{Address, Build, DeviceFacts, NodeFacts, probe_sizes};
 use protocol::v1::link_probe_server::LinkProbeServer;
 use protocol::v1::node_server::NodeServer;
@@ -22,13 +24,13 @@ use thiserror::Error;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::addresses;
 use crate::agent::WorkerCommand;
 use crate::folders::Folders;
 use crate::host::{available_memory, total_memory};
 use crate::links::ProbeService;
 use crate::turns::TurnsError;
 use node::NodeService;
+pub use node::NodeWords;
 use profile::ProfileHost;
 use workers::{WorkerHost, WorkerHostConfig};
 
@@ -37,8 +39,10 @@ const MAX_REQUEST: usize = 256 << 10;
 
 /// A node to be run.
 pub struct NodeConfig {
-    /// Its name and membership.
-    pub identity: MemberIdentity,
+    /// Its name.
+    pub name: NodeId,
+    /// Its membership.
+    pub identity: LiveIdentity,
     /// Where to listen.
     pub bind: SocketAddr,
     /// What to tell others of where to reach it; if empty, what the host's interfaces say.
@@ -75,17 +79,19 @@ pub enum NodeServeError {
 pub struct RunningNode {
     incoming: TlsIncoming,
     service: NodeService,
+    words: NodeWords,
+    workers: Arc<WorkerHost>,
 }
 
 impl RunningNode {
     /// Begins to listen.
     pub async fn bind(config: NodeConfig) -> Result<Self, NodeServeError> {
-        let incoming = TlsIncoming::bind(config.bind, &config.identity.tls).await?;
+        let incoming = TlsIncoming::bind_live(config.bind, &config.identity, Clients::Members).await?;
         let addresses = addresses::offered(incoming.local_addr(), &config.advertise);
         let emulated = config.emulation.as_ref();
         let memory_available = emulated.map_or_else(available_memory, emulation::host_memory);
         let facts = NodeFacts {
-            name: config.identity.name,
+            name: config.name,
             instance: Uuid::new_v4().to_string(),
             build: config.build,
             devices: emulated.map_or(config.devices, |emulated| vec![emulation::device(emulated)]),
@@ -94,7 +100,7 @@ impl RunningNode {
             addresses,
             emulated: emulated.is_some(),
         };
-        let (bind, identity) = (incoming.local_addr().ip(), config.identity.tls);
+        let (bind, identity) = (incoming.local_addr().ip(), config.identity);
         let workers = Arc::new(WorkerHost::new(WorkerHostConfig {
             command: config.workers,
             folders: config.folders,
@@ -103,13 +109,19 @@ impl RunningNode {
             emulation: config.emulation,
         })?);
         let profiles = ProfileHost::new(config.profile, facts.name.clone());
-        let service = NodeService::new(facts, identity, workers, profiles);
-        Ok(Self { incoming, service })
+        let words = NodeWords::new(facts, Arc::clone(&workers));
+        let service = NodeService::new(words.clone(), identity, profiles);
+        Ok(Self { incoming, service, words, workers })
     }
 
     /// What it says of itself.
     pub fn facts(&self) -> NodeFacts {
-        self.service.facts()
+        self.words.facts()
+    }
+
+    /// What it will say of itself from now on.
+    pub fn words(&self) -> NodeWords {
+        self.words.clone()
     }
 
     /// The port it listens at.
@@ -120,7 +132,6 @@ impl RunningNode {
     /// Serves until told to stop. Its workers are gone when it returns.
     pub async fn serve(self, stop: CancellationToken) -> Result<(), NodeServeError> {
         let FrameSizes { max_message, .. } = probe_sizes();
-        let workers = self.service.workers();
         let router = server(probe_sizes())
             .add_service(NodeServer::new(self.service).max_decoding_message_size(MAX_REQUEST))
             .add_service(LinkProbeServer::new(ProbeService::new()).max_decoding_message_size(max_message));
@@ -129,7 +140,7 @@ impl RunningNode {
             // Calls under way are dropped with the runtime: whoever made them sees the connection end.
             () = stop.cancelled() => Ok(()),
         };
-        workers.shutdown().await;
+        self.workers.shutdown().await;
         served
     }
 }

@@ -1,19 +1,21 @@
 //! Workers that this node runs for others. Each lives as long as the stream of orders that asked for it: when that ends,
 //! because its agent wants no more of it, has died or cannot be reached, the worker is stopped.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZero;
 use std::ops::ControlFlow;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use cluster::StageMemory;
 use futures::Stream;
+use protocol::certify::LiveIdentity;
 use protocol::emulation::Emulation;
+use protocol::membership::RunningStage;
 use protocol::node::{StageOrder, WorkerNews};
-use protocol::tls::TlsIdentity;
 use protocol::v1;
 use protocol::v1::worker_order::Order;
 use protocol::worker::WorkerConfig;
@@ -55,10 +57,19 @@ struct Inner {
     folders: Folders,
     /// Where workers listen: wherever the node does.
     bind: IpAddr,
-    identity: TlsIdentity,
+    identity: LiveIdentity,
     /// The device that all workers stand for instead of computing.
     emulation: Option<Emulation>,
     turns: TurnsFile,
+    /// Workers that listen, by their processes' ids.
+    running: Mutex<BTreeMap<u32, RunningStage>>,
+}
+
+impl Inner {
+    fn running(&self) -> std::sync::MutexGuard<'_, BTreeMap<u32, RunningStage>> {
+        // The map is whole after every statement.
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// How a node runs workers.
@@ -70,7 +81,7 @@ pub(super) struct WorkerHostConfig {
     /// Where the node listens.
     pub(super) bind: IpAddr,
     /// The node's.
-    pub(super) identity: TlsIdentity,
+    pub(super) identity: LiveIdentity,
     /// The device that they stand for instead of computing.
     pub(super) emulation: Option<Emulation>,
 }
@@ -93,9 +104,9 @@ impl WorkerHost {
     /// Runs none yet.
     pub(super) fn new(config: WorkerHostConfig) -> Result<Self, TurnsError> {
         let WorkerHostConfig { command, folders, bind, identity, emulation } = config;
-        let turns = TurnsFile::new()?;
+        let (turns, running) = (TurnsFile::new()?, Mutex::default());
         Ok(Self {
-            inner: Arc::new(Inner { command, folders, bind, identity, emulation, turns }),
+            inner: Arc::new(Inner { command, folders, bind, identity, emulation, turns, running }),
             places: Arc::new(Semaphore::new(MOST_WORKERS)),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
@@ -118,6 +129,11 @@ impl WorkerHost {
             Run { host: Arc::clone(&self.inner), order, news: sender, wanted: wanted.clone(), _place: place };
         self.tasks.spawn(run.live(orders));
         Ok(NewsStream { news, _wanted: wanted.drop_guard() })
+    }
+
+    /// What runs.
+    pub(super) fn running(&self) -> Vec<RunningStage> {
+        self.inner.running().values().cloned().collect()
     }
 
     /// Stops all workers, and returns when they are gone: within seconds, whatever they do.
@@ -168,7 +184,10 @@ impl Run {
         tracing::info!(stage, model = %self.order.model, layers = %self.order.layers, pid = worker.pid,
                        "a worker was started");
         let _ = self.news.send(Ok(WorkerNews::Listening { pid: worker.pid, port, threads }.into())).await;
+        let pid = worker.pid;
+        self.host.running().insert(pid, self.describe());
         let how = self.watch(worker, predicted, orders).await;
+        self.host.running().remove(&pid);
         tracing::info!(stage, %how, "a worker ended");
         Ok(how)
     }
@@ -179,17 +198,32 @@ impl Run {
         predicted: StageMemory,
         mut orders: Streaming<v1::WorkerOrder>,
     ) -> String {
-        tokio::select! {
-            () = worker.ended() => {
-                let ended = worker.kill().await;
-                return ended.map_or_else(|| "ended".to_owned(), |ended| ended.explain(predicted.total()));
+        let mut identity = self.host.identity.watch();
+        loop {
+            tokio::select! {
+                () = worker.ended() => {
+                    let ended = worker.kill().await;
+                    return ended.map_or_else(|| "ended".to_owned(), |ended| ended.explain(predicted.total()));
+                }
+                () = self.wanted.cancelled() => break,
+                // A second order, the end of orders, or of the connection: all say that it is not wanted.
+                _ = orders.message() => break,
+                // The host holds on to its identity, so there is always somebody who might renew it.
+                Ok(()) = identity.changed() => {
+                    let renewed = identity.borrow_and_update().clone();
+                    if let Err(error) = worker.renew(renewed).await {
+                        tracing::warn!(pid = worker.pid, %error, "a worker could not be given its new certificate");
+                    }
+                }
             }
-            () = self.wanted.cancelled() => {}
-            // A second order, the end of orders, or of the connection: all say that it is not wanted.
-            _ = orders.message() => {}
         }
         worker.stop(STOP_GRACE).await;
         "was stopped".to_owned()
+    }
+
+    fn describe(&self) -> RunningStage {
+        let StageOrder { model, stage, n_stages, layers, .. } = &self.order;
+        RunningStage { model: model.clone(), stage: *stage, n_stages: *n_stages, layers: *layers }
     }
 
     async fn prepare(&self) -> Result<PreparedOrder, Status> {
@@ -216,7 +250,7 @@ impl Run {
             slice: prepared.slice,
             embedding: prepared.embedding,
             listen: SocketAddr::new(self.host.bind, 0),
-            tls: self.host.identity.clone(),
+            tls: self.host.identity.now(),
             emulation: self.host.emulation.clone(),
             turns: self.host.turns.path().to_owned(),
         };

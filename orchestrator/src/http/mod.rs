@@ -16,6 +16,7 @@ use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
 use tower_http::catch_panic::CatchPanicLayer;
 
+use crate::admin;
 use crate::app::App;
 use crate::openai::{self, ApiError};
 
@@ -32,6 +33,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/v1/models/{*id}", get(probes::model))
         .route("/v1/chat/completions", post(openai::create_chat))
         .route("/v1/completions", post(openai::create_completion))
+        .merge(admin::routes(&app))
         .fallback(unknown_route)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(CatchPanicLayer::custom(panics::answer))

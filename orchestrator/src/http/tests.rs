@@ -32,6 +32,7 @@ fn app(state: ReplicaState) -> (Arc<App>, watch::Sender<ReplicaState>) {
         }],
         router: PolicyName::Jsq,
         tls: ClusterCa::new().unwrap().issue("orchestrator").unwrap(),
+        cluster: None,
         n_ctx: 512,
         limits: Limits { max_body: Bytes(4096), max_open_requests: 1, ..Limits::default() },
     };

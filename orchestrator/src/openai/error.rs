@@ -14,6 +14,10 @@ pub(crate) enum ApiError {
     UnknownRoute { method: Method, path: String },
     #[error("{path} does not answer to {method}")]
     MethodNotAllowed { method: Method, path: String },
+    #[error("the admin API asks for the key of the cluster's state folder, as `Authorization: Bearer KEY`")]
+    AdminKey,
+    #[error("{reason}")]
+    NoSuchNode { reason: String },
     #[error("the body must be sent as application/json, not as {found}")]
     ContentType { found: String },
     #[error("the body has {size} bytes, the limit is {limit} bytes")]
@@ -84,6 +88,8 @@ impl ApiError {
         match self {
             Self::UnknownRoute { .. } => (StatusCode::NOT_FOUND, "unknown_url"),
             Self::MethodNotAllowed { .. } => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed"),
+            Self::AdminKey => (StatusCode::UNAUTHORIZED, "invalid_api_key"),
+            Self::NoSuchNode { .. } => (StatusCode::NOT_FOUND, "node_not_found"),
             Self::ContentType { .. } => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type"),
             Self::BodyTooLarge { .. } | Self::BodyOverLimit { .. } => {
                 (StatusCode::PAYLOAD_TOO_LARGE, "body_too_large")

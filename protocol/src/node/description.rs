@@ -3,7 +3,7 @@
 use cluster::{Bytes, NodeId};
 use thiserror::Error;
 
-use super::{Address, BadMessage, Peer, check_addresses, check_name, check_text};
+use super::{Address, BadMessage, Peer, check_addresses, check_name, check_text, limit};
 use crate::v1;
 
 const WHAT: &str = "a node's description";
@@ -93,6 +93,25 @@ impl Build {
     }
 }
 
+impl Build {
+    /// Checks a received one.
+    pub(crate) fn check(build: v1::BuildDescription) -> Result<Self, BadMessage> {
+        let v1::BuildDescription { version, llama_cpp, features } = build;
+        limit(WHAT, "features", features.len(), MOST_FEATURES)?;
+        Ok(Self {
+            version: check_text(WHAT, version)?,
+            llama_cpp: check_text(WHAT, llama_cpp)?,
+            features: features.into_iter().map(|text| check_text(WHAT, text)).collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+impl From<Build> for v1::BuildDescription {
+    fn from(Build { version, llama_cpp, features }: Build) -> Self {
+        Self { version, llama_cpp, features }
+    }
+}
+
 impl NodeFacts {
     /// The node as a peer of others, who may reach it at `first` too.
     pub fn peer(&self, first: &Address) -> Peer {
@@ -107,20 +126,12 @@ impl NodeFacts {
     /// Checks a received description.
     pub fn check(description: v1::NodeDescription) -> Result<Self, BadMessage> {
         let missing = BadMessage::Missing { what: WHAT, field: "its build" };
-        let v1::BuildDescription { version, llama_cpp, features } = description.build.ok_or(missing)?;
-        limit("features", features.len(), MOST_FEATURES)?;
-        limit("devices", description.devices.len(), MOST_DEVICES)?;
+        let build = Build::check(description.build.ok_or(missing)?)?;
+        limit(WHAT, "devices", description.devices.len(), MOST_DEVICES)?;
         Ok(Self {
             name: check_name(&description.name)?,
             instance: check_text(WHAT, description.instance)?,
-            build: Build {
-                version: check_text(WHAT, version)?,
-                llama_cpp: check_text(WHAT, llama_cpp)?,
-                features: features
-                    .into_iter()
-                    .map(|text| check_text(WHAT, text))
-                    .collect::<Result<_, _>>()?,
-            },
+            build,
             devices: description.devices.into_iter().map(DeviceFacts::check).collect::<Result<_, _>>()?,
             memory_total: Bytes(description.memory_total),
             memory_available: Bytes(description.memory_available),
@@ -128,10 +139,6 @@ impl NodeFacts {
             emulated: description.emulated,
         })
     }
-}
-
-fn limit(field: &'static str, got: usize, limit: usize) -> Result<(), BadMessage> {
-    if got > limit { Err(BadMessage::TooMany { what: WHAT, field, got, limit }) } else { Ok(()) }
 }
 
 impl DeviceFacts {
@@ -159,11 +166,10 @@ impl DeviceFacts {
 
 impl From<NodeFacts> for v1::NodeDescription {
     fn from(facts: NodeFacts) -> Self {
-        let Build { version, llama_cpp, features } = facts.build;
         Self {
             name: facts.name.0,
             instance: facts.instance,
-            build: Some(v1::BuildDescription { version, llama_cpp, features }),
+            build: Some(facts.build.into()),
             devices: facts.devices.into_iter().map(Into::into).collect(),
             memory_total: facts.memory_total.0,
             memory_available: facts.memory_available.0,

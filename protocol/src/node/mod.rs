@@ -175,7 +175,7 @@ pub fn check_profile_request(request: &v1::ProfileRequest) -> Result<(), BadMess
     Ok(())
 }
 
-fn check_addresses(what: &'static str, addresses: &[String]) -> Result<Vec<Address>, BadMessage> {
+pub(crate) fn check_addresses(what: &'static str, addresses: &[String]) -> Result<Vec<Address>, BadMessage> {
     let got = addresses.len();
     if got > MOST_ADDRESSES {
         return Err(BadMessage::TooMany { what, field: "addresses", got, limit: MOST_ADDRESSES });
@@ -184,7 +184,7 @@ fn check_addresses(what: &'static str, addresses: &[String]) -> Result<Vec<Addre
 }
 
 /// Text that is shown to people: not endless, and nothing that moves a terminal's cursor.
-fn check_text(what: &'static str, text: String) -> Result<String, BadMessage> {
+pub(crate) fn check_text(what: &'static str, text: String) -> Result<String, BadMessage> {
     let got = text.len();
     if got > LONGEST_TEXT {
         return Err(BadMessage::TooMany { what, field: "bytes of text", got, limit: LONGEST_TEXT });
@@ -193,6 +193,15 @@ fn check_text(what: &'static str, text: String) -> Result<String, BadMessage> {
         return Err(BadMessage::Other { what, reason: format!("its text {text:?} has control characters") });
     }
     Ok(text)
+}
+
+pub(crate) fn limit(
+    what: &'static str,
+    field: &'static str,
+    got: usize,
+    limit: usize,
+) -> Result<(), BadMessage> {
+    if got > limit { Err(BadMessage::TooMany { what, field, got, limit }) } else { Ok(()) }
 }
 
 /// What a process said, for people: not endless, and without anything that moves a terminal's cursor.

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
+use protocol::trust;
 
 use crate::output;
 
@@ -50,11 +51,11 @@ pub(crate) struct IssueArgs {
 pub(crate) fn run(command: IdentityCommand) -> Result<()> {
     match command {
         IdentityCommand::Init(InitArgs { folder }) => {
-            node::found_cluster(&folder)?;
+            trust::found_cluster(&folder)?;
             output::note(&format!("the cluster's certificate authority is in {}", folder.display()))?;
         }
         IdentityCommand::Issue(IssueArgs { folder, name, output }) => {
-            node::issue_identity(&node::open_ca(&folder)?, &name, &output)?;
+            trust::issue_identity(&trust::open_ca(&folder)?, &name, &output)?;
             output::note(&format!("the identity of {name} is in {}", output.display()))?;
         }
     }

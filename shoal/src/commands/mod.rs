@@ -14,6 +14,9 @@ pub(crate) mod serve;
 pub(crate) mod simulate;
 pub(crate) mod slice;
 mod stage_worker;
+mod state;
+pub(crate) mod status;
+pub(crate) mod token;
 
 use anyhow::Result;
 
@@ -31,6 +34,8 @@ pub(crate) fn run(command: Command, globals: &Globals) -> Result<()> {
         Command::StageWorker => stage_worker::run(),
         Command::ProfileWorker => profile_worker::run(),
         Command::Node(args) => node::run(*args, globals),
+        Command::Status(args) => status::run(&args, globals),
+        Command::Token(command) => token::run(command, globals),
         Command::Links(args) => links::run(args),
         Command::Identity(command) => identity::run(command),
         Command::DeviceList => node::list_devices(),

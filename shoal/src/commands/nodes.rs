@@ -11,6 +11,9 @@ use protocol::node::{Address, Build};
 /// Port of a node unless another is asked for.
 pub(crate) const NODE_PORT: u16 = 8470;
 
+/// Port of an orchestrator at which nodes join, unless another is asked for.
+pub(crate) const CLUSTER_PORT: u16 = 8471;
+
 /// Who one is in the cluster.
 #[derive(Debug, Args)]
 pub(crate) struct IdentityArg {
@@ -28,13 +31,22 @@ impl IdentityArg {
 
 /// Reads an identity.
 pub(crate) fn read_identity(file: &std::path::Path) -> Result<MemberIdentity> {
-    node::read_identity(file).context("reading the identity")
+    protocol::trust::read_identity(file).context("reading the identity")
 }
 
-/// An address with or without a port.
+/// A node's address with or without a port.
 pub(crate) fn node_address(text: &str) -> Result<Address, String> {
-    let with_port = Address::parse(text);
-    with_port.or_else(|error| Address::parse(&format!("{text}:{NODE_PORT}")).map_err(|_| error.to_string()))
+    with_port(text, NODE_PORT)
+}
+
+/// An orchestrator's address with or without a port.
+pub(crate) fn cluster_address(text: &str) -> Result<Address, String> {
+    with_port(text, CLUSTER_PORT)
+}
+
+fn with_port(text: &str, port: u16) -> Result<Address, String> {
+    let given = Address::parse(text);
+    given.or_else(|error| Address::parse(&format!("{text}:{port}")).map_err(|_| error.to_string()))
 }
 
 /// What this program is, for others to compare with.

@@ -11,6 +11,7 @@ use bytes::{Bytes, BytesMut};
 use cluster::{Epoch, LayerRange, SlotId};
 use futures::StreamExt;
 use llama::kv_blob::{Blob, Prepared};
+use protocol::certify::LiveIdentity;
 use protocol::hand_off::{HeldSlot, PIECE};
 use protocol::v1;
 use protocol::worker::WorkerConfig;
@@ -29,6 +30,7 @@ use crate::shared::Shared;
 /// One worker's side of the Kv service.
 pub(crate) struct KvService {
     config: Arc<WorkerConfig>,
+    identity: LiveIdentity,
     shared: Arc<Shared>,
     inputs: Inputs,
     staged: Mutex<HashMap<SlotId, Staged>>,
@@ -51,9 +53,14 @@ struct Exported {
 }
 
 impl KvService {
-    pub(crate) fn new(config: Arc<WorkerConfig>, shared: Arc<Shared>, inputs: Inputs) -> Self {
+    pub(crate) fn new(
+        config: Arc<WorkerConfig>,
+        identity: LiveIdentity,
+        shared: Arc<Shared>,
+        inputs: Inputs,
+    ) -> Self {
         let (staged, exported) = (Mutex::default(), tokio::sync::Mutex::default());
-        Self { config, shared, inputs, staged, exported }
+        Self { config, identity, shared, inputs, staged, exported }
     }
 
     fn facts(&self) -> Result<&KvFacts, Status> {
@@ -124,7 +131,8 @@ impl KvService {
             return Err(Status::invalid_argument(format!("{tokens} tokens do not fit a slot of {n_ctx}")));
         }
         let first_position = request.first_position;
-        let fetch = Fetch { facts, identity: &self.config.tls, from: &from, first_position };
+        let identity = self.identity.now();
+        let fetch = Fetch { facts, identity: &identity, from: &from, first_position };
         let Fetched { mut blob, bytes } = fetch.run().await.map_err(Status::unavailable)?;
         if blob.first_position() > 0 {
             let own = self.export(epoch, slot).await?;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use cluster::Epoch;
 use futures::future::{join_all, try_join_all};
+use protocol::certify::LiveIdentity;
 use protocol::hand_off::HeldSlot;
 use protocol::tls::{TlsIdentity, connect, describe_status};
 use protocol::v1;
@@ -29,7 +30,7 @@ const AT_ONCE: usize = 2;
 /// The transfers under way. Dropping it ends them.
 pub(crate) struct TakeOvers {
     shared: Arc<Shared>,
-    identity: TlsIdentity,
+    identity: LiveIdentity,
     orders: mpsc::WeakSender<Control>,
     runtime: Handle,
     places: Arc<Semaphore>,
@@ -39,7 +40,7 @@ pub(crate) struct TakeOvers {
 impl TakeOvers {
     pub(crate) fn new(
         shared: Arc<Shared>,
-        identity: TlsIdentity,
+        identity: LiveIdentity,
         orders: mpsc::WeakSender<Control>,
         runtime: Handle,
     ) -> Self {
@@ -57,7 +58,7 @@ impl TakeOvers {
     pub(crate) fn begin(&mut self, epoch: Epoch, transfer: Transfer) {
         while self.tasks.try_join_next().is_some() {}
         let (key, orders) = (transfer.key, self.orders.clone());
-        let job = Job { shared: Arc::clone(&self.shared), identity: self.identity.clone(), epoch, transfer };
+        let job = Job { shared: Arc::clone(&self.shared), identity: self.identity.now(), epoch, transfer };
         let places = Arc::clone(&self.places);
         let task = async move {
             // Never closed.

@@ -4,7 +4,9 @@
 mod bad_input;
 mod bench_serve;
 mod chat_api;
+mod clustered;
 mod failure;
+mod joining;
 mod memory;
 mod metrics;
 mod node_replica;

@@ -5,6 +5,7 @@
 
 mod cuts;
 mod hosts;
+mod joining;
 mod leftovers;
 mod limits;
 mod links;

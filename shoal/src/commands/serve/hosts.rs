@@ -1,35 +1,68 @@
-//! Where replicas run: on this host, or each stage on a node.
+//! Where replicas run: on this host, or each stage on a node, which was named or is a member of the cluster.
 
 use anyhow::{Context, Result};
 use futures::future::try_join_all;
 use node::NodeClient;
 use node::links::RingNodes;
+use protocol::identity::MemberIdentity;
 use protocol::tls::{ClusterCa, TlsIdentity};
+use registry::Registry;
 
-use super::ServeArgs;
+use super::{ServeArgs, cluster};
 use crate::commands::nodes::{connect, read_identity};
 
 /// Where the stages run.
 pub(super) enum Hosts {
     /// All on this one, in a cluster of their own that exists as long as they do.
     This(Box<ClusterCa>),
-    /// Each on a node, replica by replica.
-    Nodes { identity: TlsIdentity, replicas: Vec<Vec<NodeClient>> },
+    /// Each on a node, replica by replica; none is known before they were connected to.
+    Nodes { identity: TlsIdentity, source: Source, replicas: Vec<Vec<NodeClient>> },
+}
+
+/// Which nodes.
+pub(super) enum Source {
+    /// Those at addresses that were given.
+    Given(MemberIdentity),
+    /// Members of the cluster that are there.
+    Cluster(Registry),
 }
 
 impl Hosts {
-    pub(super) async fn find(args: &ServeArgs) -> Result<Self> {
+    /// As the arguments say; nobody is connected to yet.
+    pub(super) fn new(args: &ServeArgs, registry: Option<&Registry>) -> Result<Self> {
+        let replicas = Vec::new();
+        if let Some(registry) = registry.filter(|_| args.cluster.on_its_nodes()) {
+            let identity = registry.own_identity("orchestrator")?;
+            return Ok(Self::Nodes { identity, source: Source::Cluster(registry.clone()), replicas });
+        }
         let Some(identity) = args.identity.as_deref().filter(|_| args.is_on_nodes()) else {
             let ca = ClusterCa::new().context("making the cluster's certificate authority")?;
             return Ok(Self::This(Box::new(ca)));
         };
-        let identity = read_identity(identity)?;
-        let connected = args.replica_nodes().into_iter().map(|nodes| {
-            let nodes = nodes.iter().map(|address| connect(address, &identity));
-            try_join_all(nodes)
-        });
-        let replicas = try_join_all(connected).await.context("connecting to the nodes")?;
-        Ok(Self::Nodes { identity: identity.tls, replicas })
+        let member = read_identity(identity)?;
+        Ok(Self::Nodes { identity: member.tls.clone(), source: Source::Given(member), replicas })
+    }
+
+    /// Connects to the nodes, and waits for those of the cluster; `waiting` is told for what.
+    pub(super) async fn connect(&mut self, args: &ServeArgs, waiting: &mut dyn FnMut(String)) -> Result<()> {
+        let Self::Nodes { identity, source, replicas } = self else { return Ok(()) };
+        *replicas = match source {
+            Source::Given(member) => {
+                let member = &*member;
+                let connected = args.replica_nodes().into_iter().map(|nodes| {
+                    let nodes = nodes.iter().map(|address| connect(address, member));
+                    try_join_all(nodes)
+                });
+                try_join_all(connected).await.context("connecting to the nodes")?
+            }
+            Source::Cluster(registry) => {
+                let stages = args.stages();
+                let wanted = stages * args.replicas as usize;
+                let nodes = cluster::nodes(registry, identity, wanted, waiting).await?;
+                nodes.chunks(stages).map(<[NodeClient]>::to_vec).collect()
+            }
+        };
+        Ok(())
     }
 
     /// The nodes of a replica.

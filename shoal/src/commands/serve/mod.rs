@@ -1,5 +1,6 @@
 //! `shoal serve`: replicas of stage processes on this host or on nodes, and the API over them.
 
+mod cluster;
 mod hosts;
 mod links;
 mod profiles;
@@ -38,6 +39,8 @@ Examples:
   shoal serve -m SmolLM2 --identity me.json --node desk --node mac    one stage on each of two nodes
   shoal serve -m SmolLM2 --identity me.json --replica desk,mac --replica lab
                                                  two replicas: one on desk and mac, one on lab alone
+  shoal serve -m SmolLM2 --cluster-listen 0.0.0.0        nodes can join: shoal token create
+  shoal serve -m SmolLM2 --cluster --stages 2            one stage on each of two nodes that joined
 
 Ctrl-C stops everything within seconds; pressed twice, at once.")]
 pub(crate) struct ServeArgs {
@@ -130,6 +133,8 @@ pub(crate) struct ServeArgs {
     /// Print an event per line as JSON on stdout instead of words on stderr.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    cluster: cluster::ClusterArgs,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -193,7 +198,12 @@ impl ServeArgs {
 
     /// Whether this host runs no stage.
     fn is_on_nodes(&self) -> bool {
-        !self.nodes.is_empty() || !self.replica.is_empty()
+        !self.nodes.is_empty() || !self.replica.is_empty() || self.cluster.on_its_nodes()
+    }
+
+    /// Stages of each replica, unless its nodes were named.
+    fn stages(&self) -> usize {
+        self.cuts.as_ref().map_or(self.stages as usize, |cuts| cuts.len() + 1)
     }
 
     fn memory_check(&self) -> MemoryCheck {
@@ -219,7 +229,7 @@ impl ServeArgs {
             n_ctx: self.ctx,
             prefill_chunk: self.prefill_chunk,
             options: CutOptions { uncertified },
-            replicas_here: self.replicas,
+            replicas_here: if self.is_on_nodes() { 1 } else { self.replicas },
             memory_check: self.memory_check(),
             memory_costs: None,
         }

@@ -10,7 +10,7 @@ use cluster::{DeviceProfile, ForetoldHops, ReplicaState};
 use futures::future::{join_all, select_all};
 use futures::stream::{FuturesUnordered, StreamExt};
 use node::agent::{Agent, Outlook, RemoteReplica, ReplicaConfig};
-use node::links::{Ring, RingNews, RingOutlook, RingWatcher};
+use node::links::{RingNews, RingOutlook, RingWatcher};
 use node::{Folders, Observer, ReplicaPlan, ReplicaRequest, TurnsFile};
 use orchestrator::{OrchestratorConfig, ReplicaFeed};
 use protocol::tls::TlsIdentity;
@@ -41,19 +41,21 @@ pub(super) async fn serve(args: &ServeArgs, globals: &Globals) -> Result<()> {
         args.profiles.as_deref().map_or(Ok(Vec::new()), |path| profiles::read(path, &model, &folders))?;
     let plans = plans(args, &folders, &profiles)?;
     let facts = Facts::new(args.model_name.clone(), address, &plans)?;
-    let hosts = Hosts::find(args).await?;
-    let mut wanted = Vec::new();
-    let mut feeds = Vec::new();
-    for (replica, plan) in plans.into_iter().enumerate() {
-        let ring = links::ring(args, hosts.nodes(replica), &plan, &profiles)?;
-        let (one, feed) = Wanted::new(plan, ring);
-        wanted.push(one);
-        feeds.push(feed);
-    }
+    let cluster = args.cluster.open(globals).await?;
+    let registry = cluster.as_ref().map(|cluster| cluster.registry.clone());
+    let hosts = Hosts::new(args, registry.as_ref())?;
+    let (wanted, feeds): (Vec<_>, Vec<_>) = plans.into_iter().map(Wanted::new).unzip();
 
     let stop = CancellationToken::new();
-    let config = orchestrator_config(args, &facts, &wanted[0].plan, hosts.tls()?, feeds)?;
+    let mut config = orchestrator_config(args, &facts, &wanted[0].plan, hosts.tls()?, feeds)?;
+    config.cluster = registry;
     let mut http = tokio::spawn(orchestrator::serve(listener, config, stop.clone()));
+    let joining = async {
+        match cluster {
+            Some(cluster) => cluster.serve(stop.clone()).await,
+            None => std::future::pending().await,
+        }
+    };
     let (turns, agents) = (Arc::new(TurnsFile::new()?), Vec::new());
     let mut session = Session { args, globals, folders, hosts, profiles, turns, stop: stop.clone(), agents };
     let outcome = tokio::select! {
@@ -61,6 +63,10 @@ pub(super) async fn serve(args: &ServeArgs, globals: &Globals) -> Result<()> {
         ended = &mut http => match ended {
             Ok(Ok(())) => Err(anyhow!("the HTTP server ended by itself")),
             Ok(Err(e)) => Err(e.into()),
+            Err(e) => Err(e.into()),
+        },
+        ended = joining => match ended {
+            Ok(()) => Err(anyhow!("the cluster port ended by itself")),
             Err(e) => Err(e.into()),
         },
         () = stop_asked() => {
@@ -93,12 +99,12 @@ const LINK_NEWS: usize = 4;
 struct Wanted {
     plan: ReplicaPlan,
     outlook: Outlook,
-    /// Links that are to be watched.
-    links: Option<(Ring, watch::Sender<Option<ForetoldHops>>)>,
+    /// Where it is told what the links foretell.
+    hops: watch::Sender<Option<ForetoldHops>>,
 }
 
 impl Wanted {
-    fn new(plan: ReplicaPlan, ring: Option<Ring>) -> (Self, ReplicaFeed) {
+    fn new(plan: ReplicaPlan) -> (Self, ReplicaFeed) {
         let waiting_for = "slices to be cut".to_owned();
         let (state, state_seen) = watch::channel(ReplicaState::Loading { progress: 0.0, waiting_for });
         let (observations, observed) = watch::channel(Vec::new());
@@ -107,7 +113,7 @@ impl Wanted {
         let feed =
             ReplicaFeed { state: state_seen, observations: observed, hops: foretold, slots, predicted: None };
         let outlook = Outlook { state, observations };
-        (Self { plan, outlook, links: ring.map(|ring| (ring, hops)) }, feed)
+        (Self { plan, outlook, hops }, feed)
     }
 }
 
@@ -132,14 +138,22 @@ impl Session<'_> {
         let audience = if self.args.json { Audience::Programs } else { Audience::People };
         let mut reporter = Reporter::new(facts, audience);
         reporter.starting()?;
+        let mut waiting = |waiting_for: String| {
+            for Wanted { outlook, .. } in &wanted {
+                let waiting_for = waiting_for.clone();
+                outlook.state.send_replace(ReplicaState::Loading { progress: 0.0, waiting_for });
+            }
+        };
+        self.hosts.connect(self.args, &mut waiting).await?;
         let stages: Vec<u32> = wanted.iter().map(|one| one.plan.stages().len() as u32).collect();
         let (news, mut of_links) = mpsc::channel(LINK_NEWS);
         let mut watching = Vec::new();
-        for (replica, Wanted { plan, outlook, links }) in wanted.into_iter().enumerate() {
+        for (replica, Wanted { plan, outlook, hops }) in wanted.into_iter().enumerate() {
             let beside = stages.iter().sum::<u32>() - stages[replica];
+            let ring = links::ring(self.args, self.hosts.nodes(replica), &plan, &self.profiles)?;
             let agent = self.start(replica, plan, outlook, beside).await?;
             // While the stages load, so that it is known by the time they serve.
-            if let Some(((ring, hops), nodes)) = links.zip(self.hosts.ring_nodes(replica)) {
+            if let Some((ring, nodes)) = ring.zip(self.hosts.ring_nodes(replica)) {
                 let (outlook, told) = ring_outlook(replica, hops, news.clone());
                 let watcher = RingWatcher::new(nodes, ring, agent.observations(), outlook);
                 watching.push(AbortOnDropHandle::new(tokio::spawn(watcher.run())));
@@ -288,6 +302,7 @@ fn orchestrator_config(
         replicas,
         router: args.router,
         tls,
+        cluster: None,
         n_ctx: plan.load().n_ctx,
         limits: limits(args),
     })

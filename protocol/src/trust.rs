@@ -7,10 +7,11 @@ use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use protocol::identity::{IdentityError, MemberIdentity};
-use protocol::node::{BadName, check_name};
-use protocol::tls::{CaPem, ClusterCa, TlsError, root_cause};
 use thiserror::Error;
+
+use crate::identity::{IdentityError, MemberIdentity};
+use crate::node::{BadName, check_name};
+use crate::tls::{CaPem, ClusterCa, TlsError, root_cause};
 
 const CA_CERT: &str = "ca-cert.pem";
 const CA_KEY: &str = "ca-key.pem";
@@ -20,8 +21,10 @@ const LARGEST_FILE: u64 = 1 << 20;
 
 /// Who may read a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Audience {
+pub enum Audience {
+    /// It holds a secret.
     Owner,
+    /// It holds none.
     Everyone,
 }
 
@@ -52,6 +55,18 @@ fn with_cause(error: &IdentityError) -> String {
     if text.ends_with(&cause) { text } else { format!("{text}: {cause}") }
 }
 
+/// Makes a folder that its owner alone can look into, unless it is there.
+pub fn make_private(folder: &Path) -> Result<(), TrustError> {
+    let mut builder = std::fs::DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::DirBuilderExt;
+        builder.mode(0o700);
+    }
+    builder.create(folder).map_err(|source| TrustError::Write { path: folder.to_owned(), source })
+}
+
 /// Makes a CA in a folder.
 pub fn found_cluster(folder: &Path) -> Result<(), TrustError> {
     let (cert, key) = (folder.join(CA_CERT), folder.join(CA_KEY));
@@ -77,6 +92,17 @@ pub fn open_ca(folder: &Path) -> Result<ClusterCa, TrustError> {
     ClusterCa::from_pem(&pem).map_err(|source| TrustError::BadCa { folder: folder.to_owned(), source })
 }
 
+/// The CA in a folder, which is made if there is none. Whoever may do so at the same time as others holds a lock.
+pub fn open_or_found(folder: &Path) -> Result<ClusterCa, TrustError> {
+    match open_ca(folder) {
+        Err(TrustError::NoCa(_)) => {
+            found_cluster(folder)?;
+            open_ca(folder)
+        }
+        other => other,
+    }
+}
+
 /// Makes a member's identity and writes it to a file.
 pub fn issue_identity(ca: &ClusterCa, name: &str, file: &Path) -> Result<(), TrustError> {
     let identity = MemberIdentity { name: check_name(name)?, tls: ca.issue(name)? };
@@ -92,7 +118,8 @@ pub fn read_identity(file: &Path) -> Result<MemberIdentity, TrustError> {
         .map_err(|source| TrustError::BadIdentity { path: file.to_owned(), source })
 }
 
-fn read_text(path: &Path) -> Result<String, TrustError> {
+/// Reads a small text file.
+pub fn read_text(path: &Path) -> Result<String, TrustError> {
     use std::io::Read;
     let failed = |source| TrustError::Read { path: path.to_owned(), source };
     let mut text = String::new();
@@ -101,7 +128,8 @@ fn read_text(path: &Path) -> Result<String, TrustError> {
     Ok(text)
 }
 
-fn write_new(path: &Path, text: &str, audience: Audience) -> Result<(), TrustError> {
+/// Writes a file that must not exist yet.
+pub fn write_new(path: &Path, text: &str, audience: Audience) -> Result<(), TrustError> {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true);
     #[cfg(unix)]

@@ -1,16 +1,16 @@
-//! Where a node may be reached: what the user says, or else the addresses of the host's interfaces, the likeliest first.
+//! Where a host may be reached: what the user says, or else the addresses of the host's interfaces, the likeliest first.
 //!
 //! A host cannot know which of its addresses others reach. It offers them all, and whoever wants to reach it tries them.
 
 use std::net::{IpAddr, SocketAddr};
 
-use protocol::node::Address;
+use crate::node::Address;
 
 /// Of which interfaces the names begin with these, addresses are mostly of use within the host alone.
 const VIRTUAL: [&str; 7] = ["docker", "br-", "veth", "virbr", "vmnet", "vboxnet", "cni"];
 
-/// The addresses that a node offers, when it listens at `bound`.
-pub(crate) fn offered(bound: SocketAddr, advertised: &[Address]) -> Vec<Address> {
+/// The addresses that a process offers, when it listens at `bound`; what the user says overrides.
+pub fn offered(bound: SocketAddr, advertised: &[Address]) -> Vec<Address> {
     if !advertised.is_empty() {
         return advertised.to_vec();
     }
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_bound_to_all_addresses_offers_some() {
+    fn a_process_bound_to_all_addresses_offers_some() {
         let offered = offered("0.0.0.0:80".parse().unwrap(), &[]);
         assert!(!offered.is_empty() && offered.iter().all(|address| address.port() == 80), "{offered:?}");
     }

@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
-use protocol::node::{Address, NodeFacts, Peer};
-use protocol::tls::{self, TlsIdentity, describe_status};
-use protocol::v1::DescribeRequest;
-use protocol::v1::node_client::NodeClient;
 use thiserror::Error;
 use tonic::transport::Channel;
+
+use crate::node::{Address, NodeFacts, Peer};
+use crate::tls::{self, TlsIdentity, describe_status};
+use crate::v1::DescribeRequest;
+use crate::v1::node_client::NodeClient;
 
 /// Head start of an address over the next: a LAN answers well within it, so the likeliest wins where several would.
 const HEAD_START: Duration = Duration::from_millis(150);
@@ -22,17 +23,32 @@ const ANSWER_DEADLINE: Duration = Duration::from_secs(3);
 /// No address leads to the peer.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{peer} cannot be reached: {}", reasons.join("; "))]
-pub(crate) struct Unreachable {
+pub struct Unreachable {
     peer: cluster::NodeId,
     /// Why, for each address.
     reasons: Vec<String>,
 }
 
 /// Connects to a peer. Gives the address that won.
-pub(crate) async fn reach(peer: &Peer, identity: &TlsIdentity) -> Result<(Address, Channel), Unreachable> {
-    let attempts = peer.addresses.iter().zip(0_u32..).map(|(address, place)| async move {
-        tokio::time::sleep(HEAD_START * place).await;
-        attempt(address, peer, identity).await.map_err(|reason| format!("{address}: {reason}"))
+pub async fn reach(peer: &Peer, identity: &TlsIdentity) -> Result<(Address, Channel), Unreachable> {
+    let attempts = first(&peer.addresses, |address| attempt(address, peer, identity)).await;
+    attempts.map_err(|reasons| Unreachable { peer: peer.name.clone(), reasons })
+}
+
+/// Tries all addresses, each with a head start over the next; gives what the first to succeed gave, or why each failed.
+pub async fn first<'a, T, F>(
+    addresses: &'a [Address],
+    attempt: impl Fn(&'a Address) -> F,
+) -> Result<T, Vec<String>>
+where
+    F: Future<Output = Result<T, String>>,
+{
+    let attempts = addresses.iter().zip(0_u32..).map(|(address, place)| {
+        let attempt = attempt(address);
+        async move {
+            tokio::time::sleep(HEAD_START * place).await;
+            attempt.await.map_err(|reason| format!("{address}: {reason}"))
+        }
     });
     let mut attempts: FuturesUnordered<_> = attempts.collect();
     let mut reasons = Vec::new();
@@ -42,7 +58,7 @@ pub(crate) async fn reach(peer: &Peer, identity: &TlsIdentity) -> Result<(Addres
             Err(reason) => reasons.push(reason),
         }
     }
-    Err(Unreachable { peer: peer.name.clone(), reasons })
+    Err(reasons)
 }
 
 async fn attempt(
@@ -61,4 +77,26 @@ async fn attempt(
         return Err(format!("{} answers there, and it is not the same process", facts.name));
     }
     Ok((address.clone(), channel))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn addresses(texts: &[&str]) -> Vec<Address> {
+        texts.iter().map(|text| Address::parse(text).unwrap()).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_address_that_answers_wins_whichever_was_the_likeliest() {
+        let addresses = addresses(&["hangs:1", "refuses:1", "answers:1", "never-tried:1"]);
+        let attempt = async |address: &Address| match address.host() {
+            "hangs" => std::future::pending().await,
+            "answers" => Ok(address.to_string()),
+            _ => Err("refused".to_owned()),
+        };
+        assert_eq!(first(&addresses, attempt).await, Ok("answers:1".to_owned()));
+        let reasons = first(&addresses[1..2], attempt).await.unwrap_err();
+        assert_eq!(reasons, ["refuses:1: refused"]);
+    }
 }

@@ -1,0 +1,89 @@
+//! What happened to the cluster's membership.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Serialize, Serializer};
+
+/// Something that happened.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Event {
+    /// Counts up; later events have larger ones.
+    pub id: u64,
+    /// Milliseconds since 1970.
+    pub at_ms: u64,
+    /// What kind of thing.
+    pub kind: EventKind,
+    /// The node's name, where it is about one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    /// For people.
+    pub text: String,
+}
+
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $kind:ident = $text:literal,)*) => {
+        /// Kinds of events.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum EventKind {
+            $($(#[$doc])* $kind,)*
+        }
+
+        impl EventKind {
+            const ALL: &[Self] = &[$(Self::$kind,)*];
+
+            /// As programs see it.
+            pub const fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$kind => $text,)*
+                }
+            }
+        }
+    };
+}
+
+kinds! {
+    /// A token was made.
+    TokenMade = "token_made",
+    /// A token was revoked.
+    TokenRevoked = "token_revoked",
+    /// A host was refused.
+    JoinRefused = "join_refused",
+    /// A host asks to join.
+    NodeAsked = "node_asked",
+    /// Somebody approved a node.
+    NodeApproved = "node_approved",
+    /// A node got its certificate.
+    NodeJoined = "node_joined",
+    /// A node got a new certificate.
+    CertificateRenewed = "certificate_renewed",
+    /// A node attends.
+    NodeHere = "node_here",
+    /// A node attends and is reached at none of its addresses.
+    NodeUnreachable = "node_unreachable",
+    /// A node attends no more.
+    NodeAway = "node_away",
+    /// A node left, or was removed.
+    NodeLeft = "node_left",
+}
+
+impl fmt::Display for EventKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl Serialize for EventKind {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
+impl FromStr for EventKind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.iter().copied().find(|kind| kind.as_str() == text);
+        found.ok_or_else(|| format!("{text:?} is no kind of event"))
+    }
+}

@@ -1,0 +1,138 @@
+//! The orchestrator's part of `shoal serve`: the port at which nodes join, over the state of the cluster.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use clap::Args;
+use cluster::NodeId;
+use futures::future::try_join_all;
+use node::NodeClient;
+use protocol::node::Address;
+use protocol::tls::TlsIdentity;
+use registry::{Announce, Approval, ClusterPort, ClusterPortConfig, PortError, Registry};
+use tokio_util::sync::CancellationToken;
+
+use crate::cli::Globals;
+use crate::commands::nodes::{CLUSTER_PORT, build, cluster_address};
+use crate::commands::state;
+
+/// Before nodes that could not be connected to are looked at again.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
+
+/// Options for serving with the nodes of a cluster.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Cluster options")]
+pub(super) struct ClusterArgs {
+    /// Run the stages on nodes that joined, one on each, with copies of the model in their models folders. Until so many
+    /// are there, it waits for them.
+    #[arg(long, env = "SHOAL_CLUSTER", group = "in_cluster", conflicts_with_all = ["on_nodes", "identity"])]
+    cluster: bool,
+    /// Address at which nodes join and attend, such as 0.0.0.0:8471 [default: with --cluster that, else none joins].
+    #[arg(long, env = "SHOAL_CLUSTER_LISTEN", value_name = "ADDRESS", group = "in_cluster")]
+    cluster_listen: Option<String>,
+    /// Address at which nodes reach this host; may be repeated [default: the host's own addresses].
+    #[arg(long, env = "SHOAL_CLUSTER_ADVERTISE", value_name = "ADDRESS", value_delimiter = ',',
+          value_parser = cluster_address, requires = "in_cluster")]
+    cluster_advertise: Vec<Address>,
+    /// Let in every host on the LAN that asks, without a token. For networks where all hosts are yours.
+    #[arg(long, env = "SHOAL_AUTO_APPROVE", requires = "in_cluster")]
+    auto_approve: bool,
+    /// Do not announce this orchestrator by mDNS: hosts need a token.
+    #[arg(long, env = "SHOAL_NO_ANNOUNCE", requires = "in_cluster", conflicts_with = "auto_approve")]
+    no_announce: bool,
+    /// For how long a node's certificate is good. Nodes renew them when half of that is over.
+    // A month: a node that was removed is trusted by others until then; a node that was off for longer asks anew by its key.
+    #[arg(long, env = "SHOAL_CERTIFICATE_TTL", value_name = "TIME", default_value = "30days",
+          value_parser = certificate_life, requires = "in_cluster")]
+    certificate_ttl: Duration,
+}
+
+fn certificate_life(text: &str) -> Result<Duration, String> {
+    let life = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    let least = Duration::from_secs(10);
+    if life < least { Err("a certificate must be good for 10 s at least".to_owned()) } else { Ok(life) }
+}
+
+/// The cluster that this process is the orchestrator of.
+pub(super) struct OwnCluster {
+    /// Who is a member.
+    pub(super) registry: Registry,
+    port: ClusterPort,
+}
+
+impl ClusterArgs {
+    /// Whether the stages run on the cluster's nodes.
+    pub(super) fn on_its_nodes(&self) -> bool {
+        self.cluster
+    }
+
+    /// Opens the state and the port, if nodes are to join.
+    pub(super) async fn open(&self, globals: &Globals) -> Result<Option<OwnCluster>> {
+        let everywhere = || self.cluster.then(|| format!("0.0.0.0:{CLUSTER_PORT}"));
+        let Some(listen) = self.cluster_listen.clone().or_else(everywhere) else { return Ok(None) };
+        let folder = state::folder(globals)?.cluster();
+        let registry = Registry::open(&folder).context("opening the cluster's state")?;
+        let config = ClusterPortConfig {
+            listen: resolve(&listen).await?,
+            advertise: self.cluster_advertise.clone(),
+            build: build(),
+            approval: if self.auto_approve { Approval::Automatic } else { Approval::ByHand },
+            announce: if self.no_announce { Announce::Nowhere } else { Announce::OnLan },
+            certificate_life: self.certificate_ttl,
+        };
+        let port = ClusterPort::bind(registry.clone(), config).await.context("opening the cluster port")?;
+        let addresses: Vec<String> = port.addresses().iter().map(ToString::to_string).collect();
+        tracing::info!(addresses = addresses.join(", "), cluster = %registry.fingerprint(), "nodes can join");
+        Ok(Some(OwnCluster { registry, port }))
+    }
+}
+
+impl OwnCluster {
+    /// Serves the port until told to stop.
+    pub(super) async fn serve(self, stop: CancellationToken) -> Result<(), PortError> {
+        self.port.serve(stop).await
+    }
+}
+
+/// So many nodes of the cluster that are there and reached, as soon as they are; by name.
+pub(super) async fn nodes(
+    registry: &Registry,
+    identity: &TlsIdentity,
+    wanted: usize,
+    waiting: &mut dyn FnMut(String),
+) -> Result<Vec<NodeClient>> {
+    let mut presence = registry.watch_presence();
+    loop {
+        let mut there: Vec<(NodeId, Address)> = presence
+            .borrow_and_update()
+            .values()
+            .filter_map(|node| Some((node.facts.name.clone(), node.reached.address()?.clone())))
+            .collect();
+        there.sort_by(|(a, _), (b, _)| a.cmp(b));
+        if there.len() >= wanted {
+            let build = build();
+            let clients = there[..wanted].iter().map(|(_, at)| NodeClient::connect(at, identity, &build));
+            match try_join_all(clients).await {
+                Ok(clients) => return Ok(clients),
+                // It was reached a moment ago: either it went, which its presence will tell, or it will be reached again.
+                Err(error) => tracing::warn!(%error, "a node that is there could not be connected to"),
+            }
+            tokio::time::sleep(RETRY_PAUSE).await;
+            continue;
+        }
+        waiting(format!("nodes that joined: {} of {wanted} are there", there.len()));
+        presence.changed().await.context("the registry ended by itself")?;
+    }
+}
+
+async fn resolve(text: &str) -> Result<SocketAddr> {
+    let text = match text.parse::<std::net::IpAddr>() {
+        Ok(ip) => SocketAddr::new(ip, CLUSTER_PORT).to_string(),
+        Err(_) => text.to_owned(),
+    };
+    let mut found = tokio::net::lookup_host(&text).await.map_err(|e| {
+        anyhow!("--cluster-listen {text}: {e}; give a host and a port, such as 0.0.0.0:8471 or [::]:8471")
+    })?;
+    found.next().with_context(|| format!("--cluster-listen {text} is no address of any host"))
+}
