@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use clap::Args;
+use clap::{ArgGroup, Args};
 use cluster::NodeId;
 use futures::future::try_join_all;
 use node::NodeClient;
@@ -22,14 +22,17 @@ const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// Options for serving with the nodes of a cluster.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Cluster options")]
+#[command(
+    next_help_heading = "Cluster options",
+    group = ArgGroup::new("in_cluster").args(["cluster", "cluster_listen"]).multiple(true)
+)]
 pub(super) struct ClusterArgs {
     /// Run the stages on nodes that joined, one on each, with copies of the model in their models folders. Until so many
     /// are there, it waits for them.
-    #[arg(long, env = "SHOAL_CLUSTER", group = "in_cluster", conflicts_with_all = ["on_nodes", "identity"])]
+    #[arg(long, env = "SHOAL_CLUSTER", conflicts_with_all = ["on_nodes", "identity"])]
     cluster: bool,
     /// Address at which nodes join and attend, such as 0.0.0.0:8471 [default: with --cluster that, else none joins].
-    #[arg(long, env = "SHOAL_CLUSTER_LISTEN", value_name = "ADDRESS", group = "in_cluster")]
+    #[arg(long, env = "SHOAL_CLUSTER_LISTEN", value_name = "ADDRESS")]
     cluster_listen: Option<String>,
     /// Address at which nodes reach this host; may be repeated [default: the host's own addresses].
     #[arg(long, env = "SHOAL_CLUSTER_ADVERTISE", value_name = "ADDRESS", value_delimiter = ',',
