@@ -106,12 +106,22 @@ impl Desk {
             self.end_handover(ticket, now);
             self.want_again(ticket);
         }
-        if !self.has_decoder() {
-            for ticket in std::mem::take(&mut self.central) {
+        for ticket in std::mem::take(&mut self.central) {
+            if self.may_stay(ticket) {
                 self.stay(ticket);
+            } else {
+                self.central.push_back(ticket);
             }
         }
         self.settle(now);
+    }
+
+    /// Whether a request in the central line need not go elsewhere any more: nobody decodes, or its own replica does by now.
+    fn may_stay(&self, ticket: Ticket) -> bool {
+        let spot = self.entries.get(&ticket).map(|entry| entry.spot);
+        let is_where_one_decodes =
+            matches!(spot, Some(Spot::Slot(replica, _)) if self.members[replica].role != Role::Prefill);
+        is_where_one_decodes || !self.has_decoder()
     }
 
     fn want_again(&mut self, ticket: Ticket) {

@@ -231,7 +231,7 @@ mod tests {
     fn people_see_who_is_here_who_waits_and_who_is_away() {
         let running = json!({ "model": "m", "stage": 1, "n_stages": 2, "first_block": 15, "end_block": 30 });
         let present = json!({
-            "address": "10.0.0.1:8470", "memory_total_bytes": 2 << 30, "memory_available_bytes": 1 << 30,
+            "address": "10.0.0.1:8470", "memory_total_bytes": 2_u64 << 30, "memory_available_bytes": 1_u64 << 30,
             "running": [running],
         });
         let nodes = vec![

@@ -70,6 +70,7 @@ async fn a_model_waits_for_two_nodes_and_they_give_the_whole_models_text() {
 async fn a_replica_outlives_its_nodes_certificates_and_a_stage_that_is_replaced_later_is_let_in() {
     let cluster = Cluster::new().unwrap();
     let mut server = launch(&cluster, &["--stages", "2", "--certificate-ttl", "10s"]);
+    is_up(&server).await;
     let a = cluster.join("a").await.unwrap();
     let b = cluster.join("b").await.unwrap();
     server.wait_ready(READY_DEADLINE).await.unwrap();
