@@ -88,7 +88,7 @@ async fn kill_stages(server: &Server, seed: u64) -> u32 {
 #[tokio::test]
 async fn case_1_forty_requests_get_the_references_text_while_stages_of_either_replica_are_killed() {
     let mut reference = Reference::load(&model_path(SMOLLM2).unwrap()).unwrap();
-    let server = Arc::new(Server::start("SmolLM2", TWO_REPLICAS).await.unwrap());
+    let server = Arc::new(two_replicas(&[]).await);
     let requests = BEGINNINGS.iter().cycle().take(40).enumerate().map(|(i, beginning)| {
         let (prompt, tokens) = (format!("({i}) {beginning}"), 24 + (i as u32 % 5) * 10);
         let body = json!({
@@ -161,6 +161,20 @@ async fn seeded_sampling_and_grammars_go_on_after_all_replicas_were_lost_as_if_n
     }
 }
 
+/// A server both of whose replicas serve; its API is ready with one.
+async fn two_replicas(more: &[&str]) -> Server {
+    let server = Server::start("SmolLM2", &[TWO_REPLICAS, more].concat()).await.unwrap();
+    eventually("both replicas", READY_DEADLINE, async || has_ready(&server, 2).await).await.unwrap();
+    server
+}
+
+/// Whether the API is ready with so many replicas that serve.
+async fn has_ready(server: &Server, wanted: usize) -> Option<()> {
+    let (code, ready) = server.ready().await.ok()?;
+    let ready = ready["replicas"].as_array()?.iter().filter(|replica| replica["status"] == "ready").count();
+    (code.is_success() && ready == wanted).then_some(())
+}
+
 async fn replays(server: &Server) -> f64 {
     sample(&server.metrics().await.unwrap(), "shoal_replays_total").unwrap()
 }
@@ -168,7 +182,7 @@ async fn replays(server: &Server) -> f64 {
 #[tokio::test]
 async fn case_5_requests_of_a_frozen_stage_go_on_on_the_other_replica() {
     let mut reference = Reference::load(&model_path(SMOLLM2).unwrap()).unwrap();
-    let server = Server::start("SmolLM2", TWO_REPLICAS).await.unwrap();
+    let server = two_replicas(&[]).await;
     let body =
         |prompt: &str| json!({ "prompt": prompt, "temperature": 0, "max_tokens": 150, "ignore_eos": true });
     let prompts = &BEGINNINGS[..4];
@@ -202,18 +216,13 @@ async fn case_5_requests_of_a_frozen_stage_go_on_on_the_other_replica() {
 
 #[tokio::test]
 async fn a_lost_replica_leaves_the_api_ready_and_is_told_of() {
-    let server = Server::start("SmolLM2", &[TWO_REPLICAS, &["--json"]].concat()).await.unwrap();
-    let both = async |status: &str, of: usize| {
-        let (code, ready) = server.ready().await.ok()?;
-        let found =
-            ready["replicas"].as_array()?.iter().filter(|replica| replica["status"] == status).count();
-        (code.is_success() && found == of).then_some(())
-    };
-    eventually("both replicas", READY_DEADLINE, async || both("ready", 2).await).await.unwrap();
+    let server = two_replicas(&["--json"]).await;
     assert_eq!(server.workers().len(), 4);
     signal(server.workers()[0], "KILL").unwrap();
-    eventually("the loss to be told", Duration::from_secs(5), async || both("ready", 1).await).await.unwrap();
-    eventually("its return", READY_DEADLINE, async || both("ready", 2).await).await.unwrap();
+    eventually("the loss to be told", Duration::from_secs(5), async || has_ready(&server, 1).await)
+        .await
+        .unwrap();
+    eventually("its return", READY_DEADLINE, async || has_ready(&server, 2).await).await.unwrap();
     let events: Vec<Value> =
         server.log().lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     let of = |event: &str, replica: u64| {
