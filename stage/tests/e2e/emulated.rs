@@ -193,14 +193,7 @@ async fn probabilities_are_those_of_certainty_and_grammars_are_refused() {
 
 async fn failure(config: WorkerConfig, ca: &ClusterCa) -> String {
     let worker = Worker::start(config).await.unwrap();
-    let identity = ca.issue("agent").unwrap();
-    let replica = Replica {
-        addresses: vec![worker.address()],
-        identity,
-        epoch: 0,
-        encoding: SHAPE.encoding,
-        blocks: Vec::new(),
-    };
+    let replica = Replica::unlinked(vec![worker.address()], ca, SHAPE);
     let loading = async {
         loop {
             let status = replica.status(0).await;
@@ -246,14 +239,7 @@ async fn what_does_not_fit_into_the_emulated_device_is_refused_with_the_numbers(
     let enough = DeviceMemory::Unified { total: Bytes(2 * need + 5 * MIB) };
     for config in configs(2, Attention::Full, enough, &ca) {
         let worker = Worker::start(config).await.unwrap();
-        let identity = ca.issue("agent").unwrap();
-        let replica = Replica {
-            addresses: vec![worker.address()],
-            identity,
-            epoch: 0,
-            encoding: SHAPE.encoding,
-            blocks: Vec::new(),
-        };
+        let replica = Replica::unlinked(vec![worker.address()], &ca, SHAPE);
         replica.wait_for(0, |status| status.state() == v1::LoadState::Loaded).await;
     }
 }

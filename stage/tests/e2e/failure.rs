@@ -206,14 +206,7 @@ async fn a_model_that_does_not_load_is_told_by_status() {
     let mut config = configs(&slices, &[&[0], &[1]], SHAPE, &ca).remove(1);
     std::fs::write(&config.slices[0].path, b"GGUF, but not really").unwrap();
     let worker = Worker::start(config.clone()).await.unwrap();
-    let identity = ca.issue("agent").unwrap();
-    let replica = Replica {
-        addresses: vec![worker.address()],
-        identity,
-        epoch: 0,
-        encoding: SHAPE.encoding,
-        blocks: Vec::new(),
-    };
+    let replica = Replica::unlinked(vec![worker.address()], &ca, SHAPE);
     let deadline = Instant::now() + PATIENCE;
     let failure = loop {
         let status = replica.status(0).await;

@@ -90,11 +90,15 @@ pub(crate) struct Replica {
 }
 
 impl Replica {
+    /// Stages in no epoch, whether they have loaded or not.
+    pub(crate) fn unlinked(addresses: Vec<SocketAddr>, ca: &ClusterCa, shape: Shape) -> Self {
+        let identity = ca.issue("agent").unwrap();
+        Self { addresses, identity, epoch: 0, encoding: shape.encoding, blocks: Vec::new() }
+    }
+
     /// Waits until every stage has loaded, and links them, the master first.
     pub(crate) async fn link(addresses: Vec<SocketAddr>, ca: &ClusterCa, shape: Shape) -> Self {
-        let identity = ca.issue("agent").unwrap();
-        let mut replica =
-            Self { addresses, identity, epoch: 0, encoding: shape.encoding, blocks: Vec::new() };
+        let mut replica = Self::unlinked(addresses, ca, shape);
         for stage in 0..replica.addresses.len() {
             replica.wait_for(stage, |status| status.state() == v1::LoadState::Loaded).await;
         }

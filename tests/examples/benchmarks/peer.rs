@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use tests::models::cache_folder;
 use tests::process::eventually;
 use tests::server::{READY_DEADLINE, Server, free_port};
 
@@ -61,11 +61,7 @@ impl Drop for Peer {
 }
 
 fn program() -> Result<PathBuf> {
-    let cache = std::env::var_os("SHOAL_CACHE").map(PathBuf::from).or_else(|| {
-        let home = std::env::var_os("HOME").map(PathBuf::from)?;
-        Some(std::env::var_os("XDG_CACHE_HOME").map_or(home.join(".cache"), PathBuf::from).join("shoal"))
-    });
-    let program = cache.context("no cache folder: set SHOAL_CACHE")?.join("peers/bin/llama-server");
+    let program = cache_folder()?.join("peers/bin/llama-server");
     ensure!(program.is_file(), "{} is missing: run scripts/build-peers.sh", program.display());
     Ok(program)
 }
@@ -102,6 +98,3 @@ pub(crate) fn memory_table(server: &Server, peer: &Peer) -> Result<()> {
     }
     Ok(())
 }
-
-/// How often a server that starts is asked.
-pub(crate) const POLL: Duration = Duration::from_millis(5);

@@ -6,8 +6,11 @@ use anyhow::{Result, bail};
 use serde_json::json;
 use tests::server::{READY_DEADLINE, Server};
 
-use crate::peer::{POLL, Peer};
+use crate::peer::Peer;
 use crate::{Arguments, shoal_arguments};
+
+/// How often a server that starts is asked.
+const POLL: Duration = Duration::from_millis(5);
 
 /// Starts both in turns, the page cache and Shoal's cut slices being warm.
 pub(crate) async fn cold_start(arguments: &Arguments) -> Result<()> {
