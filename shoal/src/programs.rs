@@ -6,6 +6,12 @@ use node::agent::WorkerCommand;
 use crate::cli::Globals;
 use crate::logging;
 
+/// By which glibc's allocator is told what to do.
+const TUNABLES: &str = "GLIBC_TUNABLES";
+
+/// Large blocks are asked of the kernel in huge pages: weights and KV caches are read from end to end at every step (ADR 0016).
+const HUGE_PAGES: &str = "glibc.malloc.hugetlb=1";
+
 /// This program again, with another command, the same folders, and the log of this one.
 pub(crate) fn this_program(globals: &Globals, command: &str) -> Result<WorkerCommand> {
     let program = std::env::current_exe().context("finding this program, to start it again")?;
@@ -13,5 +19,9 @@ pub(crate) fn this_program(globals: &Globals, command: &str) -> Result<WorkerCom
     let folders = [("SHOAL_CACHE", &globals.cache_dir), ("SHOAL_MODELS", &globals.models_dir)];
     let given = folders.into_iter().filter_map(|(name, folder)| Some((name.into(), folder.clone()?.into())));
     env.extend(given);
+    // What somebody has tuned stays as it is.
+    if cfg!(target_os = "linux") && std::env::var_os(TUNABLES).is_none() {
+        env.push((TUNABLES.into(), HUGE_PAGES.into()));
+    }
     Ok(WorkerCommand { program, args: vec![command.into()], env })
 }

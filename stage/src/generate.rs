@@ -4,8 +4,10 @@
 //! for a slow client; a client that does not read at all costs memory for the tokens of one slot, at most. A client that
 //! has gone is noticed by its closed channel.
 
+use std::cell::RefCell;
 use std::error::Error;
 use std::pin::Pin;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -13,6 +15,7 @@ use protocol::hand_off::{HandOff, HeldSlot};
 use protocol::sampling::Generation;
 use protocol::v1;
 use protocol::worker::WorkerConfig;
+use tokio::sync::mpsc::OwnedPermit;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
@@ -183,10 +186,39 @@ impl Events {
     }
 }
 
-impl EventSink for Events {
+/// Events on their way to the requests' channels. A channel's receiver is woken by what it gets, so events wait here until the
+/// next step's frames have gone out: another stage waits for those.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Outbox(Rc<RefCell<Vec<(OwnedPermit<Item>, Item)>>>);
+
+impl Outbox {
+    /// The engine's end of a channel, through this outbox.
+    pub(crate) fn for_request(&self, events: Events) -> PostedEvents {
+        PostedEvents { events, outbox: self.clone() }
+    }
+
+    /// Passes on all that waits.
+    pub(crate) fn flush(&self) {
+        for (place, item) in self.0.borrow_mut().drain(..) {
+            place.send(item);
+        }
+    }
+}
+
+/// Where the engine puts a request's events.
+#[derive(Debug)]
+pub(crate) struct PostedEvents {
+    events: Events,
+    outbox: Outbox,
+}
+
+impl EventSink for PostedEvents {
     fn send(&mut self, event: Event) -> Result<(), Closed> {
-        let event = Some(self.wire(event));
-        self.sender.try_send(Ok(v1::GenerateEvent { event })).map_err(|_| Closed)
+        // The room is taken now, so that one whose client has gone is given up at once.
+        let place = self.events.sender.clone().try_reserve_owned().map_err(|_| Closed)?;
+        let event = Some(self.events.wire(event));
+        self.outbox.0.borrow_mut().push((place, Ok(v1::GenerateEvent { event })));
+        Ok(())
     }
 }
 

@@ -255,9 +255,10 @@ impl Inference {
         for Arrived { frame, .. } in batch {
             let rows = self.chain.add(frame);
             if let Some(master) = &self.master {
-                let wanted = master.outputs_of(frame.step);
-                outputs += wanted.len() as u32;
-                wanted.into_iter().for_each(|row| self.chain.want(rows.start + row));
+                for row in master.outputs_of(frame.step) {
+                    self.chain.want(rows.start + row);
+                    outputs += 1;
+                }
             }
             self.ranges.push(rows);
         }
@@ -276,6 +277,7 @@ impl Inference {
             match &mut self.master {
                 Some(master) => {
                     master.complete(frame.step, &*self.chain, rows.start);
+                    master.recycle(frame);
                     self.send_steps();
                 }
                 None => self.pass_on(frame, rows.clone()),

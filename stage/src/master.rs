@@ -12,18 +12,19 @@ use tokio::time::Instant;
 
 use crate::chain::Chain;
 use crate::engine::{
-    Admission, Engine, EngineLimits, FailureKind, FrameKind, LimitsError, Logits, RequestKey, Rollback,
-    TransferEnd,
+    Admission, Engine, EngineLimits, FailureKind, FrameKind, FrameMemory, LimitsError, Logits, RequestKey,
+    Rollback, TransferEnd,
 };
 use crate::events::Admit;
-use crate::generate::{Events, Fate, Watch};
+use crate::generate::{Fate, Outbox, PostedEvents, Watch};
 use crate::hand_off::TakeOvers;
 use crate::sampling::{StageSampling, request};
 use crate::shared::Shared;
 
 /// The engine and what it must be told.
 pub(crate) struct Master {
-    engine: Engine<StageSampling, Events>,
+    engine: Engine<StageSampling, PostedEvents>,
+    outbox: Outbox,
     shared: Arc<Shared>,
     /// The engine's clock reads the time since then.
     started: Instant,
@@ -65,6 +66,7 @@ impl Master {
         };
         let master = Self {
             engine: Engine::new(limits, sampling)?,
+            outbox: Outbox::default(),
             shared,
             started: Instant::now(),
             watched: Vec::new(),
@@ -86,6 +88,7 @@ impl Master {
     pub(crate) fn admit(&mut self, Admit { generation, events, reply }: Admit) {
         self.last_key += 1;
         let (key, watch, now) = (RequestKey(self.last_key), events.watch(), self.now());
+        let events = self.outbox.for_request(events);
         let admission = Admission { key, request: request(generation), events };
         let result = self.engine.admit(admission, now);
         if result.is_ok() {
@@ -147,7 +150,7 @@ impl Master {
     }
 
     /// Rows of a step whose logits are wanted, counted from its first.
-    pub(crate) fn outputs_of(&self, step: StepId) -> Vec<usize> {
+    pub(crate) fn outputs_of(&self, step: StepId) -> impl Iterator<Item = usize> {
         self.engine.outputs_of(step)
     }
 
@@ -164,6 +167,15 @@ impl Master {
         {
             self.shared.observed().round_trips.add(sent.rows as u64, sent.at.elapsed());
         }
+    }
+
+    /// Takes the memory of a frame that has been through.
+    pub(crate) fn recycle(&mut self, Frame { runs, rows, .. }: Frame) {
+        let tokens = match rows {
+            Rows::Tokens(tokens) => tokens,
+            Rows::Hidden { .. } => Vec::new(),
+        };
+        self.engine.recycle(FrameMemory::of(runs, tokens));
     }
 
     /// Begins the transfers that are due, and ends the holds whose time is up.
@@ -209,9 +221,10 @@ impl Master {
         })
     }
 
-    /// Makes the engine's counters known.
+    /// Makes the engine's counters known, then its events.
     pub(crate) fn publish(&self) {
         self.shared.set_engine(self.engine.status());
+        self.outbox.flush();
     }
 }
 

@@ -6,27 +6,29 @@ use cluster::{SlotId, StepId};
 use protocol::frame::RowRun;
 
 use super::events::EventSink;
-use super::frame::{FrameKind, StepFrame};
+use super::frame::{FrameKind, FrameMemory, StepFrame};
 use super::running::Running;
 use super::sampling::Sample;
-use super::schedule::{Pick, Share};
+use super::schedule::{FewSlots, Pick, Share};
 use super::slot::Slot;
 use super::steps::OutputRow;
 
-/// The frame of this pick, and its rows that someone waits for: every decode row, and a prompt's last.
+/// The frame of this pick, in the memory of an earlier one, and its rows that someone waits for: every decode row, and a
+/// prompt's last.
 pub(super) fn frame<M: Sample, E: EventSink>(
     step: StepId,
     pick: &Pick,
     slots: &mut [Slot<Running<M, E>>],
-) -> (StepFrame, Vec<OutputRow>) {
+    memory: FrameMemory,
+) -> (StepFrame, FewSlots<OutputRow>) {
     match pick {
         Pick::Decode(ready) => {
-            let mut frame = StepFrame::new(step, FrameKind::Decode);
+            let mut frame = StepFrame::new(step, FrameKind::Decode, memory);
             let outputs = ready.iter().map(|id| decode_row(&mut frame, slots, *id)).collect();
             (frame, outputs)
         }
         Pick::Prefill(shares) => {
-            let mut frame = StepFrame::new(step, FrameKind::Prefill);
+            let mut frame = StepFrame::new(step, FrameKind::Prefill, memory);
             let outputs = shares.iter().filter_map(|share| prompt_rows(&mut frame, slots, *share)).collect();
             (frame, outputs)
         }

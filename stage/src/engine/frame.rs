@@ -31,9 +31,25 @@ pub enum FrameKind {
     Prefill,
 }
 
+/// What a frame that has been through leaves to the next.
+#[derive(Debug, Default)]
+pub struct FrameMemory {
+    runs: Vec<RowRun>,
+    tokens: Vec<Token>,
+}
+
+impl FrameMemory {
+    /// Of such runs and tokens, which are forgotten.
+    pub fn of(mut runs: Vec<RowRun>, mut tokens: Vec<Token>) -> Self {
+        runs.clear();
+        tokens.clear();
+        Self { runs, tokens }
+    }
+}
+
 impl StepFrame {
-    pub(super) fn new(step: StepId, kind: FrameKind) -> Self {
-        Self { step, kind, ops: Vec::new(), runs: Vec::new(), tokens: Vec::new() }
+    pub(super) fn new(step: StepId, kind: FrameKind, FrameMemory { runs, tokens }: FrameMemory) -> Self {
+        Self { step, kind, ops: Vec::new(), runs, tokens }
     }
 
     /// Appends a run, after forgetting the slot's positions from `removed` on, and returns the row index of its last

@@ -65,7 +65,7 @@ pub use events::{
     Closed, Event, EventSink, FailureKind, FinishReason, Finished, GeneratedToken, HandedOver,
     TokenProbability,
 };
-pub use frame::{FrameKind, StepFrame};
+pub use frame::{FrameKind, FrameMemory, StepFrame};
 pub use hand_off::{TakenOver, Transfer, TransferEnd};
 pub use limits::{EngineLimits, LimitsError, Rollback};
 pub use request::{Admission, AdmitError, Request, RequestKey, Token};
@@ -88,6 +88,8 @@ pub struct Engine<S: Sampling, E> {
     queue: Queue<S::Sampler, E>,
     schedule: Schedule,
     steps: Steps,
+    /// Of frames that have been through.
+    memory: Vec<FrameMemory>,
     releases: u64,
     generated_tokens: u64,
     prefilled_tokens: u64,
@@ -134,6 +136,7 @@ impl<S: Sampling, E: EventSink> Engine<S, E> {
             queue: Queue::new(limits.queue_limit),
             schedule: Schedule::new(&limits),
             steps: Steps::default(),
+            memory: Vec::new(),
             releases: 0,
             generated_tokens: 0,
             prefilled_tokens: 0,
@@ -219,7 +222,8 @@ impl<S: Sampling, E: EventSink> Engine<S, E> {
     pub fn next_frame(&mut self) -> Option<StepFrame> {
         let decoding = self.running().filter(|running| running.is_decoding()).count();
         let pick = self.schedule.pick(decoding)?;
-        let (frame, outputs) = compose::frame(self.steps.next_id(), &pick, &mut self.slots);
+        let memory = self.memory.pop().unwrap_or_default();
+        let (frame, outputs) = compose::frame(self.steps.next_id(), &pick, &mut self.slots, memory);
         if let Pick::Prefill(shares) = &pick {
             self.announce_next(shares);
         }
@@ -230,9 +234,17 @@ impl<S: Sampling, E: EventSink> Engine<S, E> {
 
     /// Indices of a step's rows (counted over all its runs) of which [`complete`](Self::complete) would want logits
     /// now. A later call may want fewer, never others.
-    pub fn outputs_of(&self, step: StepId) -> Vec<usize> {
+    pub fn outputs_of(&self, step: StepId) -> impl Iterator<Item = usize> {
         let outputs = self.steps.outputs_of(step).iter();
-        outputs.filter(|output| self.is_live(output)).map(|output| output.row).collect()
+        outputs.filter(|output| self.is_live(output)).map(|output| output.row)
+    }
+
+    /// Takes the memory of a frame that has been through, for the next one.
+    pub fn recycle(&mut self, memory: FrameMemory) {
+        // No more than can be under way at once.
+        if self.memory.len() < (self.limits.micro_batches + self.limits.prefill_frames) as usize {
+            self.memory.push(memory);
+        }
     }
 
     /// Takes a step's result: draws a token for every generation that waited for it, and starts waiting requests in

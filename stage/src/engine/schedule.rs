@@ -44,6 +44,7 @@
 use std::collections::VecDeque;
 
 use cluster::SlotId;
+use smallvec::SmallVec;
 
 use super::frame::FrameKind;
 use super::limits::EngineLimits;
@@ -82,13 +83,16 @@ pub(super) struct Share {
     pub(super) rows: usize,
 }
 
+/// Something of each of some slots: of few in most replicas, so that a step does not need the allocator for it.
+pub(super) type FewSlots<T> = SmallVec<[T; 8]>;
+
 /// The next frame.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Pick {
     /// One row for each of these slots.
-    Decode(Vec<SlotId>),
+    Decode(FewSlots<SlotId>),
     /// So many prompt rows for each of these slots.
-    Prefill(Vec<Share>),
+    Prefill(FewSlots<Share>),
 }
 
 impl Schedule {
@@ -171,21 +175,21 @@ impl Schedule {
         self.prefill_in_flight > 0 && self.decode_since_chunk >= self.rounds * frames_per_round
     }
 
-    fn take_decode(&mut self, decoding: usize) -> Vec<SlotId> {
+    fn take_decode(&mut self, decoding: usize) -> FewSlots<SlotId> {
         self.decode_in_flight += 1;
         self.decode_since_chunk += 1;
         let rows = decoding.div_ceil(self.micro_batches).min(self.ready.len());
         self.ready.drain(..rows).collect()
     }
 
-    fn take_prefill(&mut self) -> Vec<Share> {
+    fn take_prefill(&mut self) -> FewSlots<Share> {
         if self.prefill_in_flight == 0 {
             self.decode_since_chunk = 0;
             self.rounds = 0;
         }
         self.prefill_in_flight += 1;
         let mut room = self.prefill_chunk;
-        let mut shares = Vec::new();
+        let mut shares = FewSlots::new();
         while room > 0
             && let Some(Share { slot, rows: unsent }) = self.prompts.pop_front()
         {

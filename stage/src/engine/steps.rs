@@ -2,13 +2,14 @@
 //!
 //! It knows neither what the rows hold nor whether anyone still waits.
 
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 
 use cluster::{SlotId, StepId};
 use protocol::slots::SlotSet;
 
 use super::frame::{FrameKind, StepFrame};
 use super::request::RequestKey;
+use super::schedule::FewSlots;
 
 /// A result was reported for a step that is not in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -33,14 +34,15 @@ pub(super) struct OutputRow {
 pub(super) struct Step {
     pub(super) kind: FrameKind,
     pub(super) rows: usize,
-    pub(super) outputs: Vec<OutputRow>,
+    pub(super) outputs: FewSlots<OutputRow>,
     slots: SlotSet,
 }
 
 /// Every step that was sent and has not come back.
 #[derive(Debug, Default)]
 pub(super) struct Steps {
-    in_flight: BTreeMap<StepId, Step>,
+    /// In the order of their numbers. There are few, and they come back in about this order.
+    in_flight: VecDeque<(StepId, Step)>,
     last: u64,
 }
 
@@ -51,29 +53,32 @@ impl Steps {
         StepId(self.last)
     }
 
-    pub(super) fn sent(&mut self, frame: &StepFrame, outputs: Vec<OutputRow>) {
+    pub(super) fn sent(&mut self, frame: &StepFrame, outputs: FewSlots<OutputRow>) {
         let slots = frame.runs.iter().map(|run| run.slot).collect();
         let step = Step { kind: frame.kind, rows: frame.tokens.len(), outputs, slots };
-        let before = self.in_flight.insert(frame.step, step);
-        assert!(before.is_none(), "{} is sent once", frame.step);
+        let is_next = self.in_flight.back().is_none_or(|(last, _)| *last < frame.step);
+        assert!(is_next, "{} is sent once, after those before it", frame.step);
+        self.in_flight.push_back((frame.step, step));
     }
 
     pub(super) fn returned(&mut self, step: StepId) -> Result<Step, UnknownStep> {
-        self.in_flight.remove(&step).ok_or(UnknownStep { step })
+        let place = self.in_flight.iter().position(|(id, _)| *id == step);
+        place.and_then(|place| self.in_flight.remove(place)).map(|(_, step)| step).ok_or(UnknownStep { step })
     }
 
     pub(super) fn outputs_of(&self, step: StepId) -> &[OutputRow] {
-        self.in_flight.get(&step).map_or(&[], |step| &step.outputs)
+        let found = self.in_flight.iter().find(|(id, _)| *id == step);
+        found.map_or(&[], |(_, step)| &step.outputs)
     }
 
     /// Whether rows of a slot are under way, wanted or not.
     pub(super) fn touch(&self, slot: SlotId) -> bool {
-        self.in_flight.values().any(|step| step.slots.contains(slot))
+        self.in_flight.iter().any(|(_, step)| step.slots.contains(slot))
     }
 
     /// The rows that are waited for.
     pub(super) fn outputs(&self) -> impl Iterator<Item = &OutputRow> {
-        self.in_flight.values().flat_map(|step| &step.outputs)
+        self.in_flight.iter().flat_map(|(_, step)| &step.outputs)
     }
 
     pub(super) fn len(&self) -> usize {

@@ -31,6 +31,10 @@ fn ops(p: &Pipeline) -> Vec<KvOp> {
     p.frames.iter().flat_map(|frame| frame.ops.clone()).collect()
 }
 
+fn outputs_of(p: &Pipeline, step: StepId) -> Vec<usize> {
+    p.engine.outputs_of(step).collect()
+}
+
 fn rows_of(frame: &StepFrame) -> Vec<(u32, u32, u32)> {
     frame.runs.iter().map(|&RowRun { slot, position, n }| (slot.0, position, n)).collect()
 }
@@ -66,20 +70,30 @@ fn a_prompt_is_answered_token_by_token() {
 }
 
 #[test]
+fn a_frame_holds_nothing_of_the_one_whose_memory_it_has() {
+    let mut p = Pipeline::single(|_| ());
+    let runs = vec![RowRun { slot: SlotId(3), position: 9, n: 2 }];
+    p.engine.recycle(FrameMemory::of(runs, vec![7, 7]));
+    let _a = admitted(&mut p, 1, &ask(1..=3, 5));
+    assert_eq!(rows_of(&p.frames[0]), [(0, 0, 3)]);
+    assert_eq!(p.frames[0].tokens, [1, 2, 3]);
+}
+
+#[test]
 fn only_decode_rows_and_a_prompts_last_row_want_logits() {
     let mut p = Pipeline::single(|_| ());
     let _a = admitted(&mut p, 1, &ask(1..=10, 5));
     let _b = admitted(&mut p, 2, &ask(1..=3, 5));
     assert_eq!(rows_of(&p.frames[0]), [(0, 0, 8)]);
     assert_eq!(rows_of(&p.frames[1]), [(0, 8, 2)]);
-    assert_eq!(p.engine.outputs_of(p.frames[0].step), Vec::<usize>::new());
-    assert_eq!(p.engine.outputs_of(p.frames[1].step), [1]);
-    assert_eq!(p.engine.outputs_of(StepId(99)), Vec::<usize>::new());
+    assert_eq!(outputs_of(&p, p.frames[0].step), []);
+    assert_eq!(outputs_of(&p, p.frames[1].step), [1]);
+    assert_eq!(outputs_of(&p, StepId(99)), []);
     p.run_until(|p| p.frames.iter().any(|frame| frame.kind == FrameKind::Decode));
     let decode = p.frames.last().unwrap().step;
-    assert_eq!(p.engine.outputs_of(decode), [0]);
+    assert_eq!(outputs_of(&p, decode), [0]);
     p.cancel(1);
-    assert_eq!(p.engine.outputs_of(decode), Vec::<usize>::new(), "nobody waits any more");
+    assert_eq!(outputs_of(&p, decode), [], "nobody waits any more");
 }
 
 #[test]

@@ -18,13 +18,23 @@ use crate::Arguments;
 
 const AT_ONCE: u32 = 8;
 /// Requests of each run.
-const REQUESTS: u32 = 16;
+const REQUESTS: u32 = 32;
 /// Tokens of an answer in the two runs.
-const ANSWERS: [u32; 2] = [10, 60];
+const ANSWERS: [u32; 2] = [10, 110];
 /// valgrind takes its time.
 const DEADLINE: Duration = Duration::from_secs(180);
 
-/// What callgrind counted of a process.
+/// Whose counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Part {
+    Http,
+    /// The worker's thread that computes.
+    Inference,
+    /// The worker's other threads.
+    Streams,
+}
+
+/// What callgrind counted of it.
 #[derive(Debug, Clone, Copy, Default)]
 struct Count {
     /// Instructions of lines in Rust files, those of inlined functions among them.
@@ -36,9 +46,14 @@ struct Count {
 pub(crate) async fn instructions(arguments: &Arguments) -> Result<()> {
     let [short, long] = [run(arguments, ANSWERS[0]).await?, run(arguments, ANSWERS[1]).await?];
     let tokens = f64::from(REQUESTS * (ANSWERS[1] - ANSWERS[0]));
-    println!("| process | Rust instructions per token | allocations per token |");
+    println!("| part | Rust instructions per token | allocations per token |");
     println!("| --- | --- | --- |");
-    for (name, short, long) in [("HTTP", short.0, long.0), ("stage worker", short.1, long.1)] {
+    for (name, part) in [
+        ("HTTP process", Part::Http),
+        ("stage worker, inference thread", Part::Inference),
+        ("stage worker, streams", Part::Streams),
+    ] {
+        let [short, long] = [&short, &long].map(|counts| counts.get(&part).copied().unwrap_or_default());
         let per_token = |short: u64, long: u64| (long as f64 - short as f64) / tokens;
         let instructions = per_token(short.rust, long.rust);
         let allocations = per_token(short.allocations, long.allocations);
@@ -48,12 +63,15 @@ pub(crate) async fn instructions(arguments: &Arguments) -> Result<()> {
 }
 
 /// Counts the server's process and its worker's while they answer with so many tokens.
-async fn run(arguments: &Arguments, answer: u32) -> Result<(Count, Count)> {
+async fn run(arguments: &Arguments, answer: u32) -> Result<HashMap<Part, Count>> {
     let folder = tempfile::tempdir()?;
+    let log = tempfile::NamedTempFile::new()?;
     let port = free_port()?;
     let url = format!("http://127.0.0.1:{port}");
     let mut server = Command::new("valgrind")
-        .args(["--tool=callgrind", "--trace-children=yes", "--quiet"])
+        .args(["--tool=callgrind", "--trace-children=yes", "--separate-threads=yes", "--quiet"])
+        // One thread runs at a time, and the one that computes is not to keep the others from answering their agent.
+        .arg("--fair-sched=yes")
         .arg(format!("--callgrind-out-file={}/%p", folder.path().display()))
         .arg(shoal_binary()?)
         .args(["serve", "--slots", &AT_ONCE.to_string(), "--ctx", "128", "--threads", "1"])
@@ -61,7 +79,7 @@ async fn run(arguments: &Arguments, answer: u32) -> Result<(Count, Count)> {
         .arg("-m")
         .arg(&arguments.model)
         .stdout(Stdio::null())
-        .stderr(Stdio::null())
+        .stderr(log.reopen()?)
         .spawn()
         .context("starting shoal serve under valgrind")?;
     let client = reqwest::Client::new();
@@ -76,17 +94,27 @@ async fn run(arguments: &Arguments, answer: u32) -> Result<(Count, Count)> {
     signal(server.id(), "INT")?;
     let ended = server.wait()?;
     ensure!(load.status.success() && ended.success(), "{}", String::from_utf8_lossy(&load.stderr));
-    let (mut http, mut worker) = (None, None);
+    let mut counts: HashMap<Part, Count> = HashMap::new();
     for file in fs::read_dir(folder.path())? {
         let path = file?.path();
         let text = fs::read_to_string(&path)?;
         let command = text.lines().find(|line| line.starts_with("cmd:")).unwrap_or_default();
-        let place = if command.contains(" stage-worker") { &mut worker } else { &mut http };
-        if command.contains(" serve") || command.contains(" stage-worker") {
-            *place = Some(count(&text, &path)?);
-        }
+        let part = match command {
+            _ if command.contains(" stage-worker") && text.contains("stage::inference::") => Part::Inference,
+            _ if command.contains(" stage-worker") => Part::Streams,
+            _ if command.contains(" serve") => Part::Http,
+            _ => continue,
+        };
+        let (sum, more) = (counts.entry(part).or_default(), count(&text, &path)?);
+        sum.rust += more.rust;
+        sum.allocations += more.allocations;
     }
-    http.zip(worker).context("callgrind counted no server or no worker")
+    let restarts = fs::read_to_string(log.path())?.matches("the stage was lost").count();
+    ensure!(
+        restarts == 0,
+        "the worker was lost {restarts} times, since it could not answer its agent in time"
+    );
+    Ok(counts)
 }
 
 /// Reads callgrind's file (valgrind manual, "Callgrind Format Specification"): names are given once and then by number.

@@ -288,7 +288,7 @@ impl Pipeline {
                 cost += self.costs.prefill_row * frame.rows.len() as u64;
             }
             if is_last {
-                frame.outputs = self.engine.outputs_of(frame.step);
+                frame.outputs = self.engine.outputs_of(frame.step).collect();
             }
         }
         if !batch.is_empty() {
