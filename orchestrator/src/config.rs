@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use cluster::{Bytes, ForetoldHops, ReplicaState, StageObservation};
+use cluster::{Bytes, ForetoldHops, ReplicaState, Role, StageObservation};
 use protocol::tls::TlsIdentity;
 use registry::Registry;
 use tokio::sync::watch;
@@ -45,6 +45,8 @@ pub struct ReplicaFeed {
     pub observations: watch::Receiver<Vec<StageObservation>>,
     /// What its links foretell, where they are watched.
     pub hops: watch::Receiver<Option<ForetoldHops>>,
+    /// What it is used for, to begin with.
+    pub role: Role,
     /// Requests that it generates at once. It is never sent more.
     pub slots: u32,
     /// How fast its plan says it is, where it has one.

@@ -6,11 +6,11 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use cluster::Epoch;
+use cluster::{Epoch, Role};
 use rustc_hash::FxHashMap;
 use tokio::sync::Notify;
 
-use crate::desk::{Desk, Full, Leaving, Load, Order, Place, Ticket};
+use crate::desk::{Desk, Errand, Full, Kv, Leaving, Load, Move, Order, Place, Ticket};
 
 /// The desk, shared.
 pub(crate) struct Dispatch {
@@ -33,10 +33,12 @@ pub(crate) struct Seat {
 }
 
 /// What waits, and what may.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Queue {
     pub(crate) waiting: usize,
     pub(crate) limit: usize,
+    /// With their first token, for a slot elsewhere.
+    pub(crate) waiting_to_decode: usize,
     /// Of each replica.
     pub(crate) loads: Vec<Load>,
 }
@@ -50,6 +52,16 @@ impl Dispatch {
     /// A replica serves in an epoch, or does not.
     pub(crate) fn serve(&self, replica: usize, serving: Option<Epoch>) {
         self.with_desk(|desk, now| desk.serve(replica, serving, now));
+    }
+
+    /// A replica's role is another from now on.
+    pub(crate) fn set_role(&self, replica: usize, role: Role) {
+        self.with_desk(|desk, now| desk.set_role(replica, role, now));
+    }
+
+    /// A sequence was moved, or was to be.
+    pub(crate) fn saw_move(&self, seen: Move) {
+        self.with_desk(|desk, _| desk.saw_move(seen));
     }
 
     /// Takes a request in.
@@ -72,7 +84,8 @@ impl Dispatch {
     pub(crate) fn queue(&self) -> Queue {
         let inner = self.lock();
         let (waiting, limit) = (inner.desk.waiting(), inner.desk.limit());
-        Queue { waiting, limit, loads: inner.desk.loads().collect() }
+        let waiting_to_decode = inner.desk.waiting_to_decode();
+        Queue { waiting, limit, waiting_to_decode, loads: inner.desk.loads().collect() }
     }
 
     /// Does something at the desk, and rings for those whom it moved.
@@ -121,6 +134,26 @@ impl Seat {
         self.dispatch.with_desk(|desk, now| desk.lost(self.ticket, order, now));
     }
 
+    /// What it has its slot for.
+    pub(crate) fn errand(&self) -> Errand {
+        self.dispatch.lock().desk.errand(self.ticket)
+    }
+
+    /// It does all in its slot, whatever that was meant for.
+    pub(crate) fn do_whole(&self) {
+        self.dispatch.with_desk(|desk, _| desk.do_whole(self.ticket));
+    }
+
+    /// Whether its KV had better be moved than computed once more.
+    pub(crate) fn is_worth_moving(&self, from: usize, to: usize) -> bool {
+        self.dispatch.with_desk(|desk, _| desk.is_worth_moving(self.ticket, (from, to)))
+    }
+
+    /// It goes on in the slot that was reserved for it. False if that is not reserved any more.
+    pub(crate) fn handed_over(&self, to: usize, kv: Kv) -> bool {
+        self.dispatch.with_desk(|desk, now| desk.handed_over(self.ticket, to, kv, now))
+    }
+
     /// It has all its tokens.
     pub(crate) fn done(mut self) {
         self.leaving = Leaving::Done;
@@ -166,7 +199,7 @@ mod tests {
         assert_eq!(third.place(), Place::Seated { replica: 0 });
         drop(third);
         let queue = dispatch.queue();
-        assert_eq!((queue.waiting, queue.loads), (0, vec![Load::default()]));
+        assert_eq!((queue.waiting, queue.loads[0].held, queue.loads[0].waiting), (0, 0, 0));
         assert!(dispatch.lock().bells.is_empty());
     }
 }

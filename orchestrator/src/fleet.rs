@@ -46,7 +46,8 @@ impl Fleet {
         let mut desk = Desk::new(router.policy(seed), limit);
         let mut members = Vec::new();
         for feed in feeds {
-            desk.add(feed.slots, feed.predicted.unwrap_or_default());
+            let number = desk.add(feed.slots, feed.predicted.unwrap_or_default());
+            desk.set_role(number, feed.role, Duration::ZERO);
             let replica = Arc::new(Replica::new(feed.state, tls.clone()));
             members.push(Member { replica, observations: feed.observations, hops: feed.hops });
         }

@@ -20,7 +20,7 @@ use tonic::Status;
 use super::*;
 use crate::model::TextModel;
 use crate::router::PolicyName;
-use crate::testing::{Master, smollm2};
+use crate::testing::{Master, feed, smollm2};
 
 mod several;
 
@@ -118,8 +118,7 @@ impl Bench {
 async fn replica(identity: &TlsIdentity) -> (Master, watch::Sender<ReplicaState>, ReplicaFeed) {
     let master = Master::start(identity).await;
     let (agent, state) = watch::channel(ReplicaState::Ready { master: master.address, epoch: Epoch(1) });
-    let (observations, hops) = (watch::channel(Vec::new()).1, watch::channel(None).1);
-    (master, agent, ReplicaFeed { state, observations, hops, slots: 4, predicted: None })
+    (master, agent, ReplicaFeed { slots: 4, ..feed(state) })
 }
 
 fn impatient() -> Limits {
@@ -519,26 +518,8 @@ async fn the_model_is_listed_with_its_numbers() {
 
 #[tokio::test]
 async fn a_model_that_is_no_model_ends_the_server_with_its_name() {
-    let identity = ClusterCa::new().unwrap().issue("test").unwrap();
     let (_agent, replica) = watch::channel(ReplicaState::Down { reason: "starting".into() });
-    let config = OrchestratorConfig {
-        model_name: "none".into(),
-        aliases: Vec::new(),
-        model_path: "no/such/model.gguf".into(),
-        chat_template: None,
-        replicas: vec![ReplicaFeed {
-            state: replica,
-            observations: watch::channel(Vec::new()).1,
-            hops: watch::channel(None).1,
-            slots: 4,
-            predicted: None,
-        }],
-        router: PolicyName::Jsq,
-        tls: identity,
-        cluster: None,
-        n_ctx: N_CTX,
-        limits: Limits::default(),
-    };
+    let config = testing::config(feed(replica));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let ended = tokio::time::timeout(DEADLINE, serve(listener, config, CancellationToken::new())).await;
     let error = ended.expect("the server ends").unwrap_err();

@@ -22,10 +22,10 @@ const NO_ROUTE: &str = "none";
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     let engines = app.fleet.engines(ENGINE_DEADLINE).await;
     let queue = app.fleet.dispatch().queue();
-    let members = app.fleet.members().iter().zip(engines).zip(&queue.loads);
+    let members = app.fleet.members().iter().zip(engines).zip(queue.loads);
     let replicas = members.map(|((member, engine), load)| ReplicaSnapshot {
         is_ready: member.replica.readiness().is_ok(),
-        waiting: load.waiting,
+        load,
         engine,
         stages: member.observations.borrow().clone(),
         hops: *member.hops.borrow(),
@@ -35,6 +35,7 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> Result<Response, Api
         open_requests: app.open_requests(),
         queued: queue.waiting,
         queue_limit: queue.limit,
+        queued_to_decode: queue.waiting_to_decode,
         replicas: replicas.collect(),
     };
     let text = app.metrics.render(snapshot);

@@ -55,7 +55,8 @@ fn furthest(replicas: &[Value]) -> Option<f64> {
     replicas.iter().filter_map(|replica| replica["progress"].as_f64()).max_by(f64::total_cmp)
 }
 
-fn describe_replica(number: usize, replica: &Replica) -> Value {
+/// Whether a replica serves, and why not.
+pub(crate) fn describe_replica(number: usize, replica: &Replica) -> Value {
     let (status, reason) = match (replica.readiness(), replica.state()) {
         (Ok(()), ReplicaState::Ready { epoch, .. }) => {
             return json!({ "replica": number, "status": "ready", "epoch": epoch.0 });

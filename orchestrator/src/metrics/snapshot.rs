@@ -11,6 +11,8 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Unit;
 use protocol::v1;
 
+use crate::desk::Load;
+
 /// Values of one scrape.
 #[derive(Debug)]
 pub(crate) struct Snapshot {
@@ -22,6 +24,8 @@ pub(crate) struct Snapshot {
     pub(crate) queued: usize,
     /// Requests that may.
     pub(crate) queue_limit: usize,
+    /// Requests that wait for a slot to be decoded in, with their first tokens.
+    pub(crate) queued_to_decode: usize,
     /// Of each replica, by its number.
     pub(crate) replicas: Vec<ReplicaSnapshot>,
 }
@@ -31,8 +35,8 @@ pub(crate) struct Snapshot {
 pub(crate) struct ReplicaSnapshot {
     /// Whether it would take a request.
     pub(crate) is_ready: bool,
-    /// Requests in its line.
-    pub(crate) waiting: usize,
+    /// What it is used for, and what it does.
+    pub(crate) load: Load,
     /// What its engine says, if it answered in time.
     pub(crate) engine: Option<v1::EngineStatusReply>,
     /// What the agent sees of the stages.
@@ -103,6 +107,11 @@ impl Collector for Snapshot {
             .gauges(encoder, vec![(NONE, self.queued)])?;
         told("queue_limit", "Requests that may wait for a slot")
             .gauges(encoder, vec![(NONE, self.queue_limit)])?;
+        told(
+            "decode_queued_requests",
+            "Requests with their first token that wait for another replica's slot",
+        )
+        .gauges(encoder, vec![(NONE, self.queued_to_decode)])?;
         self.encode_replicas(encoder)?;
         self.encode_engines(encoder)?;
         self.encode_steps(encoder)?;
@@ -151,7 +160,16 @@ impl Snapshot {
         told("replica_ready", "Whether a replica would take a request now")
             .gauges(encoder, self.of_replicas(|replica| Some(u32::from(replica.is_ready))))?;
         told("replica_queued_requests", "Requests that wait for a slot of a replica, of those in the queue")
-            .gauges(encoder, self.of_replicas(|replica| Some(replica.waiting)))
+            .gauges(encoder, self.of_replicas(|replica| Some(replica.load.waiting)))?;
+        told("replica_role", "What a replica is used for; 1 for its role").gauges(encoder, self.roles())
+    }
+
+    fn roles(&self) -> Samples<[(&'static str, String); 2], u32> {
+        let replicas = self.replicas.iter().enumerate();
+        let sample = |(number, replica): (usize, &ReplicaSnapshot)| {
+            ([("role", replica.load.role.to_string()), replica_label(number)], 1)
+        };
+        replicas.map(sample).collect()
     }
 
     fn encode_engines(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
@@ -162,6 +180,8 @@ impl Snapshot {
             .gauges(encoder, of_engines(|engine| engine.slots))?;
         told("active_slots", "Requests that a replica generates now")
             .gauges(encoder, of_engines(|engine| engine.active))?;
+        told("held_slots", "Slots that a replica keeps for another one to take over")
+            .gauges(encoder, of_engines(|engine| engine.held))?;
         told(
             "engine_queued_requests",
             "Requests that a master holds until one that left gives its slot back",
