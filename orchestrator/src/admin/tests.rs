@@ -15,7 +15,7 @@ use tower::ServiceExt;
 use super::*;
 use crate::config::{Limits, OrchestratorConfig, ReplicaFeed};
 use crate::http::router;
-use crate::router::PolicyName;
+use crate::testing::fleet;
 
 struct Api {
     app: Arc<App>,
@@ -49,20 +49,20 @@ impl Api {
 
 fn app(cluster: Option<Registry>) -> Arc<App> {
     let down = ReplicaState::Down { reason: "none".into() };
+    let feeds = vec![ReplicaFeed {
+        state: watch::channel(down).1,
+        observations: watch::channel(Vec::new()).1,
+        hops: watch::channel(None).1,
+        slots: 1,
+        predicted: None,
+    }];
+    let tls = ClusterCa::new().unwrap().issue("orchestrator").unwrap();
     Arc::new(App::new(OrchestratorConfig {
         model_name: "fish".into(),
         aliases: Vec::new(),
         model_path: "no/such/file".into(),
         chat_template: None,
-        replicas: vec![ReplicaFeed {
-            state: watch::channel(down).1,
-            observations: watch::channel(Vec::new()).1,
-            hops: watch::channel(None).1,
-            slots: 1,
-            predicted: None,
-        }],
-        router: PolicyName::Jsq,
-        tls: ClusterCa::new().unwrap().issue("orchestrator").unwrap(),
+        fleet: fleet(feeds, &tls, &Limits::default()),
         cluster,
         n_ctx: 512,
         limits: Limits::default(),

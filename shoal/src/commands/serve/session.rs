@@ -12,8 +12,7 @@ use futures::stream::{FuturesUnordered, StreamExt};
 use node::agent::{Agent, Outlook, RemoteReplica, ReplicaConfig};
 use node::links::{RingNews, RingOutlook, RingWatcher};
 use node::{Folders, Observer, ReplicaPlan, ReplicaRequest, TurnsFile};
-use orchestrator::{OrchestratorConfig, ReplicaFeed};
-use protocol::tls::TlsIdentity;
+use orchestrator::{Fleet, Limits, OrchestratorConfig, ReplicaFeed};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -47,7 +46,12 @@ pub(super) async fn serve(args: &ServeArgs, globals: &Globals) -> Result<()> {
     let (wanted, feeds): (Vec<_>, Vec<_>) = plans.into_iter().map(Wanted::new).unzip();
 
     let stop = CancellationToken::new();
-    let mut config = orchestrator_config(args, &facts, &wanted[0].plan, hosts.tls()?, feeds)?;
+    let limits = limits(args);
+    let fleet = Fleet::new(hosts.tls()?, args.router, limits.queue);
+    for feed in feeds {
+        fleet.add(feed);
+    }
+    let mut config = orchestrator_config(args, &facts, &wanted[0].plan, (fleet, limits))?;
     config.cluster = registry;
     let mut http = tokio::spawn(orchestrator::serve(listener, config, stop.clone()));
     let joining = async {
@@ -287,8 +291,7 @@ fn orchestrator_config(
     args: &ServeArgs,
     facts: &Facts,
     plan: &ReplicaPlan,
-    tls: TlsIdentity,
-    replicas: Vec<ReplicaFeed>,
+    (fleet, limits): (Fleet, Limits),
 ) -> Result<OrchestratorConfig> {
     let chat_template = args.chat_template_file.as_ref().map(|path| {
         std::fs::read_to_string(path).with_context(|| format!("reading the chat template {}", path.display()))
@@ -299,12 +302,10 @@ fn orchestrator_config(
         aliases: aliases.into_iter().flatten().filter(|alias| *alias != facts.model).collect(),
         model_path: plan.model().path().to_owned(),
         chat_template: chat_template.transpose()?,
-        replicas,
-        router: args.router,
-        tls,
+        fleet,
         cluster: None,
         n_ctx: plan.load().n_ctx,
-        limits: limits(args),
+        limits,
     })
 }
 
