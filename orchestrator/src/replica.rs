@@ -77,6 +77,13 @@ pub(crate) enum Setback {
     Final(ApiError),
 }
 
+impl Setback {
+    /// The replica was removed from the fleet.
+    pub(crate) fn taken_away() -> Self {
+        Self::Unreached { reason: "it was taken away".to_owned() }
+    }
+}
+
 #[derive(Clone)]
 struct Connection {
     epoch: Epoch,

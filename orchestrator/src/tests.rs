@@ -19,9 +19,9 @@ use tonic::Status;
 
 use super::*;
 use crate::model::TextModel;
-use crate::router::PolicyName;
-use crate::testing::{Master, feed, smollm2};
+use crate::testing::{Master, feed, fleet, smollm2};
 
+mod roles;
 mod several;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -34,6 +34,7 @@ struct Bench {
     url: String,
     client: reqwest::Client,
     identity: TlsIdentity,
+    fleet: Fleet,
     /// Of replica 0.
     master: Master,
     agent: watch::Sender<ReplicaState>,
@@ -67,14 +68,13 @@ impl Bench {
         }
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
+        let fleet = fleet(feeds, &identity, &limits);
         let config = OrchestratorConfig {
             model_name: "smollm2".into(),
             aliases: Vec::new(),
             model_path: smollm2(),
             chat_template: None,
-            replicas: feeds,
-            router: PolicyName::Jsq,
-            tls: identity.clone(),
+            fleet: fleet.clone(),
             cluster: None,
             n_ctx: N_CTX,
             limits,
@@ -83,8 +83,20 @@ impl Bench {
         let server = tokio::spawn(serve(listener, config, shutdown.clone()));
         let model = TextModel::load(&smollm2(), None).unwrap();
         let client = reqwest::Client::new();
-        let bench =
-            Self { url, client, identity, master, agent, stages, hops, others, shutdown, server, model };
+        let bench = Self {
+            url,
+            client,
+            identity,
+            fleet,
+            master,
+            agent,
+            stages,
+            hops,
+            others,
+            shutdown,
+            server,
+            model,
+        };
         let ready = async {
             while bench.get("/ready").await.0 != StatusCode::OK {
                 tokio::task::yield_now().await;

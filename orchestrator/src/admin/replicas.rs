@@ -19,8 +19,11 @@ use crate::openai::ApiError;
 /// `GET /admin/v1/replicas`.
 pub(super) async fn list(State(app): State<Arc<App>>) -> Json<Value> {
     let queue = app.fleet.dispatch().queue();
-    let replicas = app.fleet.members().iter().zip(queue.loads).enumerate();
-    let data: Vec<Value> = replicas.map(|(number, (member, load))| describe(number, member, &load)).collect();
+    let members = app.fleet.members();
+    let described = members
+        .iter()
+        .filter_map(|(number, member)| queue.loads.get(*number).map(|load| describe(*number, member, load)));
+    let data: Vec<Value> = described.collect();
     Json(json!({
         "object": "list",
         "data": data,
@@ -37,18 +40,20 @@ pub(super) async fn set_role(
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
     let role = role_of(&read_json(request, &app.limits).await?)?;
-    let number = replica.parse().ok().filter(|number| *number < app.fleet.members().len());
-    let number = number.ok_or_else(|| {
-        let replicas = app.fleet.members().len();
-        let asked = crate::openai::quoted(&replica);
-        ApiError::NoSuchReplica {
-            reason: format!("there is no replica {asked}; there are {replicas}, from 0 on"),
-        }
-    })?;
-    app.fleet.dispatch().set_role(number, role);
+    let number = replica.parse().ok();
+    let found = number.and_then(|number: usize| Some((number, app.fleet.member(number)?)));
+    let Some((number, member)) = found else {
+        let there: Vec<String> = app.fleet.members().iter().map(|(number, _)| number.to_string()).collect();
+        let (asked, there) = (crate::openai::quoted(&replica), there.join(", "));
+        let reason = format!("there is no replica {asked}; there are: {there}");
+        return Err(ApiError::NoSuchReplica { reason });
+    };
+    app.fleet.set_role(number, role);
     tracing::info!(replica = number, %role, "the replica has another role");
-    let Json(all) = list(State(Arc::clone(&app))).await;
-    Ok(Json(all["data"][number].clone()))
+    let queue = app.fleet.dispatch().queue();
+    let load = queue.loads.get(number);
+    let load = load.ok_or(ApiError::Internal { reason: "a replica is unknown to the desk" })?;
+    Ok(Json(describe(number, &member, load)))
 }
 
 fn role_of(body: &Value) -> Result<Role, ApiError> {
@@ -61,7 +66,7 @@ fn role_of(body: &Value) -> Result<Role, ApiError> {
 }
 
 fn describe(number: usize, member: &Member, load: &Load) -> Value {
-    let mut described = describe_replica(number, &member.replica);
+    let mut described = describe_replica(number, member);
     let facts = json!({
         "role": load.role,
         "slots": load.slots,

@@ -7,6 +7,7 @@ use cluster::{Epoch, Millis, Role, TokensPerSecond};
 
 use super::prefix::PromptPrefix;
 use super::rates::{PredictedRates, Rates};
+use super::standing::Standing;
 use super::{Order, Ticket};
 use crate::router::{DecodeView, ReplicaView};
 
@@ -36,6 +37,7 @@ pub struct Load {
 /// A replica.
 #[derive(Debug)]
 pub(super) struct Member {
+    pub(super) standing: Standing,
     pub(super) role: Role,
     /// Whether it decodes what it has the prompt of: as its role says, or for want of others.
     pub(super) generates: bool,
@@ -88,6 +90,7 @@ impl Member {
     pub(super) fn new(slots: u32, predicted: PredictedRates) -> Self {
         let slots = slots.max(1) as usize;
         Self {
+            standing: Standing::Open,
             role: Role::Mixed,
             generates: true,
             slots,

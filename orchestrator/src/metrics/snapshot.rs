@@ -26,13 +26,15 @@ pub(crate) struct Snapshot {
     pub(crate) queue_limit: usize,
     /// Requests that wait for a slot to be decoded in, with their first tokens.
     pub(crate) queued_to_decode: usize,
-    /// Of each replica, by its number.
+    /// Of each replica.
     pub(crate) replicas: Vec<ReplicaSnapshot>,
 }
 
 /// Values of one replica.
 #[derive(Debug)]
 pub(crate) struct ReplicaSnapshot {
+    /// Under which it is known.
+    pub(crate) number: usize,
     /// Whether it would take a request.
     pub(crate) is_ready: bool,
     /// What it is used for, and what it does.
@@ -125,13 +127,14 @@ impl Snapshot {
         &self,
         value: impl Fn(&ReplicaSnapshot) -> Option<V>,
     ) -> Samples<[(&'static str, String); 1], V> {
-        let replicas = self.replicas.iter().enumerate();
-        replicas.filter_map(|(number, replica)| Some(([replica_label(number)], value(replica)?))).collect()
+        let sample = |replica: &ReplicaSnapshot| Some(([replica_label(replica.number)], value(replica)?));
+        self.replicas.iter().filter_map(sample).collect()
     }
 
     fn stages(&self) -> impl Iterator<Item = (usize, &StageObservation)> {
-        let replicas = self.replicas.iter().enumerate();
-        replicas.flat_map(|(number, replica)| replica.stages.iter().map(move |stage| (number, stage)))
+        self.replicas
+            .iter()
+            .flat_map(|replica| replica.stages.iter().map(move |stage| (replica.number, stage)))
     }
 
     /// Of every bucket of every stage.
@@ -165,11 +168,10 @@ impl Snapshot {
     }
 
     fn roles(&self) -> Samples<[(&'static str, String); 2], u32> {
-        let replicas = self.replicas.iter().enumerate();
-        let sample = |(number, replica): (usize, &ReplicaSnapshot)| {
-            ([("role", replica.load.role.to_string()), replica_label(number)], 1)
+        let sample = |replica: &ReplicaSnapshot| {
+            ([("role", replica.load.role.to_string()), replica_label(replica.number)], 1)
         };
-        replicas.map(sample).collect()
+        self.replicas.iter().map(sample).collect()
     }
 
     fn encode_engines(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {

@@ -86,6 +86,11 @@ impl Holder {
 }
 
 impl Held {
+    /// Whether its KV is lost with this replica.
+    pub(super) fn is_held_by(&self, replica: usize) -> bool {
+        self.holder.replica == replica
+    }
+
     /// Waits for its turn.
     pub(super) async fn turn(&mut self, app: &App) -> Result<Turn, ApiError> {
         let deadline = self.holder.since + app.limits.queue_timeout;
@@ -164,8 +169,11 @@ impl Source {
     /// Asks a replica to take the KV over and to go on.
     async fn hand_off(&mut self, to: usize) -> Result<(), ApiError> {
         let Phase::Held(held) = &self.phase else { return Ok(()) };
+        let Some(member) = self.app.fleet.member(to) else {
+            return self.set_back(Setback::taken_away(), to);
+        };
         let request = v1::GenerateRequest { from: Some(held.holder.slot.clone()), ..self.request_now() };
-        match self.app.fleet.replica(to)?.generate(request).await {
+        match member.replica.generate(request).await {
             Ok(events) => {
                 if let Phase::Held(held) = std::mem::replace(&mut self.phase, Phase::Over) {
                     let Held { holder, seat } = *held;

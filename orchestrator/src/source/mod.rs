@@ -163,13 +163,15 @@ impl Source {
 
     /// Asks the master of a replica in which there is a slot.
     async fn send(&mut self, replica: usize) -> Result<(), ApiError> {
+        let Some(member) = self.app.fleet.member(replica) else {
+            return self.set_back(Setback::taken_away(), replica);
+        };
         let Phase::Waiting(waiting) = &self.phase else { return Ok(()) };
-        let errand = waiting.seat.errand();
         let mut request = self.request_now();
-        if errand == Errand::Prompt {
+        if waiting.seat.errand() == Errand::Prompt {
             request.hold_ms = hand_off::hold_ms(&self.app.limits);
         }
-        let accepted = self.app.fleet.replica(replica)?.generate(request).await;
+        let accepted = member.replica.generate(request).await;
         match accepted {
             Ok(events) => {
                 if let Phase::Waiting(Waiting { seat, .. }) = std::mem::replace(&mut self.phase, Phase::Over)
@@ -273,6 +275,10 @@ impl Source {
                 }
                 Running { seat, .. } => (seat, None),
             },
+            Phase::Held(held) if company == Company::Any && !held.is_held_by(replica) => {
+                self.phase = Phase::Held(held);
+                return Ok(());
+            }
             Phase::Held(held) => (held.seat, None),
             Phase::Over => return Ok(()),
         };
