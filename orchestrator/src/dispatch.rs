@@ -189,6 +189,11 @@ impl Seat {
         self.dispatch.with_desk(|desk, now| desk.lost(self.ticket, order, now));
     }
 
+    /// Whether the incarnation of the replica is gone in whose slot it is.
+    pub(crate) fn has_lost_its_slot(&self) -> bool {
+        self.dispatch.lock().desk.has_lost_its_slot(self.ticket)
+    }
+
     /// What it has its slot for.
     pub(crate) fn errand(&self) -> Errand {
         self.dispatch.lock().desk.errand(self.ticket)

@@ -55,6 +55,12 @@ impl Desk {
         self.bind_all_anew(now);
     }
 
+    /// Whether the incarnation of a replica is gone in whose slot a request is.
+    pub fn has_lost_its_slot(&self, ticket: Ticket) -> bool {
+        let spot = self.entries.get(&ticket).map(|entry| entry.spot);
+        matches!(spot, Some(Spot::Slot(replica, epoch)) if self.members[replica].epoch != epoch)
+    }
+
     /// What a request has its slot for.
     pub fn errand(&self, ticket: Ticket) -> Errand {
         self.entries.get(&ticket).map_or(Errand::Whole, |entry| entry.errand)

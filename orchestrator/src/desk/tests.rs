@@ -97,6 +97,7 @@ fn slots_of_a_new_incarnation_are_free_although_the_old_ones_holders_do_not_know
     desk.serve(0, Some(Epoch(2)), SECOND);
     let new = arrive(&mut desk, order(10));
     assert_eq!(desk.place(new), Some(Place::Seated { replica: 0 }));
+    assert!(desk.has_lost_its_slot(old) && !desk.has_lost_its_slot(new));
     // Late news of the old one touch nobody.
     desk.started(old, 3);
     desk.token(old, SECOND);

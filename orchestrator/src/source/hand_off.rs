@@ -98,6 +98,11 @@ impl Held {
             let place = self.seat.place();
             match place {
                 Place::Moving { to, .. } => return Ok(Turn::Move(to)),
+                // The desk knew of its replica's loss before the first token was counted.
+                Place::Seated { .. } if self.seat.has_lost_its_slot() => {
+                    let reason = "its replica was restarted".to_owned();
+                    return Ok(Turn::Gone(Setback::Unreached { reason }));
+                }
                 Place::Seated { .. } => return Ok(Turn::Stay),
                 Place::Prefilled { .. } | Place::Waiting { .. } | Place::Parked => {}
             }
