@@ -68,7 +68,7 @@ impl Dispatch {
 
     /// A sequence was moved, or was to be.
     pub(crate) fn saw_move(&self, seen: Move) {
-        self.with_desk(|desk, _| desk.saw_move(seen));
+        self.with_desk(|desk, now| desk.saw_move(seen, now));
     }
 
     /// A replica gets no request from now on.

@@ -28,7 +28,7 @@ const SENTENCES: [&str; 8] = [
 /// A prompt, and how many tokens are asked for.
 #[derive(Debug, Clone)]
 pub struct Question {
-    /// Of 20 to 40 tokens.
+    /// Of 40 to 62 tokens.
     pub prompt: String,
     /// At most.
     pub tokens: u32,
@@ -38,8 +38,9 @@ pub struct Question {
 pub fn questions(n: usize) -> Vec<Question> {
     let letters: Vec<char> = ('a'..='z').chain('A'..='Z').collect();
     let question = |i: usize| {
-        let (letter, sentence) = (letters[i * 7 % letters.len()], SENTENCES[i % SENTENCES.len()]);
-        Question { prompt: format!("{letter}{i}) {sentence}"), tokens: 8 + (i as u32 % 4) * 4 }
+        let sentence = |i: usize| SENTENCES[i % SENTENCES.len()];
+        let (letter, first, second) = (letters[i * 7 % letters.len()], sentence(i), sentence(i / 8 + i + 3));
+        Question { prompt: format!("{letter}{i}) {first} so on. {second}"), tokens: 8 + (i as u32 % 4) * 4 }
     };
     (0..n).map(question).collect()
 }
@@ -73,7 +74,7 @@ pub struct Figures {
     pub moved: f64,
     /// Bytes that travelled.
     pub bytes: f64,
-    /// Bytes that the keys and values of all prompts have.
+    /// Bytes that the keys and values of so many prompts have, of their mean length.
     pub due: f64,
     /// Mean time until they were there.
     pub hand_off: Duration,
@@ -100,13 +101,14 @@ pub async fn measure(
     let metrics = server.metrics().await?;
     let value = |name: &str| sample(&metrics, name).unwrap_or(0.0);
     let count = value("shoal_hand_off_seconds_count");
+    let moved = value("shoal_hand_offs_total{outcome=\"moved\"}");
     let tokens: Option<u64> = answers.iter().map(|answer| answer.usage["prompt_tokens"].as_u64()).sum();
     Ok(Figures {
         requests: questions.len(),
         exact: answers.iter().zip(expected).filter(|(answer, expected)| answer.text == **expected).count(),
-        moved: value("shoal_hand_offs_total{outcome=\"moved\"}"),
+        moved,
         bytes: value("shoal_hand_off_bytes_total"),
-        due: tokens.context("an answer without usage")? as f64 * KV_BYTES,
+        due: tokens.context("an answer without usage")? as f64 * KV_BYTES * moved / questions.len() as f64,
         hand_off: Duration::from_secs_f64(value("shoal_hand_off_seconds_sum") / count.max(1.0)),
         took,
     })

@@ -226,9 +226,14 @@ impl Member {
         self.prefilling_tokens -= share.prompt;
     }
 
+    /// Requests that get tokens.
+    pub(super) fn generating(&self) -> usize {
+        self.held - self.prefilling - self.paused
+    }
+
     /// Before the number of those that generate changes: what they got meanwhile.
     fn note(&mut self, now: Duration) {
-        let n = self.held - self.prefilling - self.paused;
+        let n = self.generating();
         if n > 0 {
             let seconds = now.saturating_sub(self.meter.at).as_secs_f64();
             self.rates.saw_decode(n, seconds, self.meter.tokens);

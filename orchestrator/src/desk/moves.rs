@@ -1,11 +1,13 @@
 //! Whether a sequence is moved to the replica that decodes it, or its prompt is computed there once more.
 //!
-//! Moving takes as long as its bytes take over the link between two hosts, and some time besides: for connections, for the ends of
-//! batches, for other transfers. All of it is observed on the moves themselves, pair by pair, as a line over the tokens that
-//! travelled, whose newest points count most; so it holds whatever the link's bandwidth is, and whoever else uses it. Computing
-//! takes what the replica's own prompts took, or as was predicted of it, or else what those of the other one took. The shorter of the two is done. Of what is not known
-//! the move is tried; and so is one of many after moves were found to be slow, since links recover. A move that failed counts as
-//! long as it took, so a replica that cannot be reached by another is soon not asked any more.
+//! Moving takes as long as its bytes take over the link between two hosts, and some time besides: for connections, and for the ends
+//! of batches. All of it is observed on the moves themselves, pair by pair, as a line over the tokens that travelled, whose
+//! newest points count most; so it holds whatever the link's bandwidth is, and whoever else uses it. While a move waits for the one
+//! before it, it takes no time, as prompts do not either. Computing takes what the replica's own prompts took, or as was
+//! predicted of it, or else what those of the other one took; and it holds up every answer that is generated there. The
+//! shorter of the two is done. Of what is not known the move is tried; and so is one of many after moves were found to be slow,
+//! since links recover. A move that failed counts as long as it took, so a replica that cannot be reached by another is soon not
+//! asked any more.
 //!
 //! Pure, as everything at the desk.
 
@@ -13,6 +15,7 @@ use std::time::Duration;
 
 use rustc_hash::FxHashMap;
 
+use super::member::Member;
 use super::{Desk, Ticket};
 
 /// Moves that are left out before one is tried again.
@@ -38,6 +41,8 @@ pub struct Move {
 #[derive(Debug, Default)]
 pub(super) struct Moves {
     pairs: FxHashMap<(usize, usize), Pair>,
+    /// When the last move to a replica ended.
+    ended: FxHashMap<usize, Duration>,
 }
 
 /// From one replica to another.
@@ -88,9 +93,11 @@ impl Line {
 
 impl Desk {
     /// A move has ended, well or not.
-    pub fn saw_move(&mut self, seen: Move) {
+    pub fn saw_move(&mut self, seen: Move, now: Duration) {
+        let last = self.moves.ended.insert(seen.to, now);
+        let alone = last.map_or(seen.took, |last| seen.took.min(now.saturating_sub(last)));
         let pair = self.moves.pairs.entry((seen.from, seen.to)).or_default();
-        pair.line.observe(f64::from(seen.tokens), seen.took.as_secs_f64());
+        pair.line.observe(f64::from(seen.tokens), alone.as_secs_f64());
     }
 
     /// Whether a request's sequence had better be moved to a replica than computed there once more.
@@ -101,7 +108,8 @@ impl Desk {
         let Some(moving) = pair.line.at(prompt) else { return true };
         let known = |replica: usize| self.members.get(replica).and_then(|it| it.prefill_seconds(prompt));
         let Some(computing) = known(to).or_else(|| known(from)) else { return true };
-        if moving <= computing || pair.left_out == LEFT_OUT {
+        let held_up = self.members.get(to).map_or(0, Member::generating);
+        if moving <= computing * (1 + held_up) as f64 || pair.left_out == LEFT_OUT {
             pair.left_out = 0;
             return true;
         }
@@ -158,11 +166,17 @@ mod tests {
         let (mut desk, ticket) = desk(200);
         assert!(desk.is_worth_moving(ticket, (0, 1)), "nothing is known");
         // 200 tokens take 2 s to compute.
-        desk.saw_move(Move { from: 0, to: 1, tokens: 100, took: Duration::from_millis(500) });
+        let mut now = Duration::ZERO;
+        let mut see = |desk: &mut Desk, took: u64, after: u64| {
+            now += Duration::from_secs(after);
+            desk.saw_move(Move { from: 0, to: 1, tokens: 100, took: Duration::from_secs(took) }, now);
+        };
+        see(&mut desk, 1, 9);
         assert!(desk.is_worth_moving(ticket, (0, 1)));
-        for _ in 0..8 {
-            desk.saw_move(Move { from: 0, to: 1, tokens: 100, took: Duration::from_millis(5000) });
-        }
+        // Eight at once, one after the other.
+        (1..9).for_each(|nth| see(&mut desk, nth, 1));
+        assert!(desk.is_worth_moving(ticket, (0, 1)));
+        (0..8).for_each(|_| see(&mut desk, 5, 5));
         assert!(!desk.is_worth_moving(ticket, (0, 1)));
         assert!(desk.is_worth_moving(ticket, (1, 0)), "another way is another link");
     }
@@ -170,7 +184,8 @@ mod tests {
     #[test]
     fn a_link_that_was_slow_is_tried_again_some_time() {
         let (mut desk, ticket) = desk(200);
-        desk.saw_move(Move { from: 0, to: 1, tokens: 100, took: Duration::from_millis(5000) });
+        let slow = Move { from: 0, to: 1, tokens: 100, took: Duration::from_secs(5) };
+        desk.saw_move(slow, Duration::from_secs(5));
         let tried = (0..=LEFT_OUT).filter(|_| desk.is_worth_moving(ticket, (0, 1))).count();
         assert_eq!(tried, 1);
     }

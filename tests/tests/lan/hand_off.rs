@@ -14,6 +14,7 @@ fn prompts_and_answers_of_two_replicas_on_three_hosts_are_the_whole_models() {
         expected(&mut Reference::load(&model_path(SMOLLM2).unwrap()).unwrap(), &questions).unwrap();
     let figures = on_three_hosts(&lan, (&questions, &expected), 8).unwrap();
     eprintln!("{figures:?}");
-    assert_eq!((figures.exact, figures.moved), (24, 24.0));
+    // Of the others computing again was faster.
+    assert!(figures.exact == 24 && figures.moved > 12.0, "{figures:?}");
     assert!(figures.excess().abs() < 0.02, "{:.2} % more bytes than tokens have", figures.excess() * 100.0);
 }
