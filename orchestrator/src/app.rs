@@ -41,7 +41,7 @@ pub(crate) struct App {
 pub(crate) type Admission = OwnedSemaphorePermit;
 
 impl App {
-    /// Needs a runtime, in which the replicas are watched.
+    /// Nothing is loaded yet.
     pub(crate) fn new(config: OrchestratorConfig) -> Self {
         Self {
             model_name: config.model_name.into(),
@@ -49,7 +49,7 @@ impl App {
             n_ctx: config.n_ctx,
             created: unix_seconds(),
             open: Arc::new(Semaphore::new(config.limits.max_open_requests)),
-            fleet: Fleet::new(config.replicas, &config.tls, config.router, config.limits.queue),
+            fleet: config.fleet,
             limits: config.limits,
             cluster: config.cluster,
             metrics: Arc::default(),

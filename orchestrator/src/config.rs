@@ -3,13 +3,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use cluster::{Bytes, ForetoldHops, ReplicaState, StageObservation};
-use protocol::tls::TlsIdentity;
+use cluster::{Bytes, ForetoldHops, ReplicaState, Role, StageObservation};
 use registry::Registry;
 use tokio::sync::watch;
 
 use crate::desk::PredictedRates;
-use crate::router::PolicyName;
+use crate::fleet::Fleet;
 
 /// What is served, and where the replicas are.
 #[derive(Debug)]
@@ -22,12 +21,8 @@ pub struct OrchestratorConfig {
     pub model_path: PathBuf,
     /// The source of a chat template to use in place of the model's own.
     pub chat_template: Option<String>,
-    /// The replicas, which are numbered in this order.
-    pub replicas: Vec<ReplicaFeed>,
-    /// Which of them gets a request.
-    pub router: PolicyName,
-    /// Who this process is to the masters.
-    pub tls: TlsIdentity,
+    /// The replicas; whoever has a handle of it adds some, and takes them away.
+    pub fleet: Fleet,
     /// Whose members may be looked at and decided about, where this process is a cluster's orchestrator.
     pub cluster: Option<Registry>,
     /// Tokens a slot holds.
@@ -45,6 +40,8 @@ pub struct ReplicaFeed {
     pub observations: watch::Receiver<Vec<StageObservation>>,
     /// What its links foretell, where they are watched.
     pub hops: watch::Receiver<Option<ForetoldHops>>,
+    /// What it is used for, to begin with.
+    pub role: Role,
     /// Requests that it generates at once. It is never sent more.
     pub slots: u32,
     /// How fast its plan says it is, where it has one.

@@ -6,11 +6,11 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use cluster::Epoch;
+use cluster::{Epoch, Role};
 use rustc_hash::FxHashMap;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 
-use crate::desk::{Desk, Full, Leaving, Load, Order, Place, Ticket};
+use crate::desk::{Desk, Errand, Full, Kv, Leaving, Load, Move, Order, Place, PredictedRates, Ticket};
 
 /// The desk, shared.
 pub(crate) struct Dispatch {
@@ -21,6 +21,8 @@ pub(crate) struct Dispatch {
 struct Inner {
     desk: Desk,
     bells: FxHashMap<Ticket, Arc<Notify>>,
+    /// Who waits until nobody has a slot of a replica.
+    vacancies: Vec<(usize, oneshot::Sender<()>)>,
 }
 
 /// A request's place at the desk, until it is dropped.
@@ -33,23 +35,68 @@ pub(crate) struct Seat {
 }
 
 /// What waits, and what may.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Queue {
     pub(crate) waiting: usize,
     pub(crate) limit: usize,
+    /// With their first token, for a slot elsewhere.
+    pub(crate) waiting_to_decode: usize,
     /// Of each replica.
     pub(crate) loads: Vec<Load>,
 }
 
 impl Dispatch {
     pub(crate) fn new(desk: Desk) -> Arc<Self> {
-        let inner = Mutex::new(Inner { desk, bells: FxHashMap::default() });
+        let inner = Mutex::new(Inner { desk, bells: FxHashMap::default(), vacancies: Vec::new() });
         Arc::new(Self { inner, started: Instant::now() })
     }
 
     /// A replica serves in an epoch, or does not.
     pub(crate) fn serve(&self, replica: usize, serving: Option<Epoch>) {
         self.with_desk(|desk, now| desk.serve(replica, serving, now));
+    }
+
+    /// Adds a replica that does not serve yet, and gives its number.
+    pub(crate) fn add(&self, slots: u32, predicted: PredictedRates) -> usize {
+        self.with_desk(|desk, _| desk.add(slots, predicted))
+    }
+
+    /// A replica's role is another from now on.
+    pub(crate) fn set_role(&self, replica: usize, role: Role) {
+        self.with_desk(|desk, now| desk.set_role(replica, role, now));
+    }
+
+    /// A sequence was moved, or was to be.
+    pub(crate) fn saw_move(&self, seen: Move) {
+        self.with_desk(|desk, now| desk.saw_move(seen, now));
+    }
+
+    /// A replica gets no request from now on.
+    pub(crate) fn drain(&self, replica: usize) {
+        self.with_desk(|desk, now| desk.drain(replica, now));
+    }
+
+    /// It is to stay after all.
+    pub(crate) fn resume(&self, replica: usize) {
+        self.with_desk(|desk, _| desk.resume(replica));
+    }
+
+    /// A replica is no more.
+    pub(crate) fn remove(&self, replica: usize) {
+        self.with_desk(|desk, now| desk.remove(replica, now));
+    }
+
+    /// Waits until nobody has a slot of a replica.
+    pub(crate) async fn vacant(&self, replica: usize) {
+        let vacant = {
+            let mut inner = self.lock();
+            let (told, vacant) = oneshot::channel();
+            inner.vacancies.push((replica, told));
+            inner.tell_vacancies();
+            vacant
+        };
+        // Whoever would tell is told of by `self`.
+        let _ = vacant.await;
     }
 
     /// Takes a request in.
@@ -72,7 +119,8 @@ impl Dispatch {
     pub(crate) fn queue(&self) -> Queue {
         let inner = self.lock();
         let (waiting, limit) = (inner.desk.waiting(), inner.desk.limit());
-        Queue { waiting, limit, loads: inner.desk.loads().collect() }
+        let waiting_to_decode = inner.desk.waiting_to_decode();
+        Queue { waiting, limit, waiting_to_decode, loads: inner.desk.loads().collect() }
     }
 
     /// Does something at the desk, and rings for those whom it moved.
@@ -81,11 +129,31 @@ impl Dispatch {
         let done = act(&mut inner.desk, self.started.elapsed());
         let moved = inner.desk.take_moved();
         moved.iter().filter_map(|ticket| inner.bells.get(ticket)).for_each(|bell| bell.notify_one());
+        inner.tell_vacancies();
         done
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    /// Tells those who wait for a replica where nobody has a slot now.
+    fn tell_vacancies(&mut self) {
+        if self.vacancies.is_empty() {
+            return;
+        }
+        let held: Vec<usize> = self.desk.loads().map(|load| load.held).collect();
+        let is_held = |replica: usize| held.get(replica).is_some_and(|&held| held > 0);
+        for (replica, told) in std::mem::take(&mut self.vacancies) {
+            if is_held(replica) && !told.is_closed() {
+                self.vacancies.push((replica, told));
+            } else {
+                // Who does not wait any more need not be told.
+                let _ = told.send(());
+            }
+        }
     }
 }
 
@@ -119,6 +187,31 @@ impl Seat {
     /// Its replica was lost, and it wants another.
     pub(crate) fn lost(&self, order: Order) {
         self.dispatch.with_desk(|desk, now| desk.lost(self.ticket, order, now));
+    }
+
+    /// Whether the incarnation of the replica is gone in whose slot it is.
+    pub(crate) fn has_lost_its_slot(&self) -> bool {
+        self.dispatch.lock().desk.has_lost_its_slot(self.ticket)
+    }
+
+    /// What it has its slot for.
+    pub(crate) fn errand(&self) -> Errand {
+        self.dispatch.lock().desk.errand(self.ticket)
+    }
+
+    /// It does all in its slot, whatever that was meant for.
+    pub(crate) fn do_whole(&self) {
+        self.dispatch.with_desk(|desk, _| desk.do_whole(self.ticket));
+    }
+
+    /// Whether its KV had better be moved than computed once more.
+    pub(crate) fn is_worth_moving(&self, from: usize, to: usize) -> bool {
+        self.dispatch.with_desk(|desk, _| desk.is_worth_moving(self.ticket, (from, to)))
+    }
+
+    /// It goes on in the slot that was reserved for it. False if that is not reserved any more.
+    pub(crate) fn handed_over(&self, to: usize, kv: Kv) -> bool {
+        self.dispatch.with_desk(|desk, now| desk.handed_over(self.ticket, to, kv, now))
     }
 
     /// It has all its tokens.
@@ -166,7 +259,23 @@ mod tests {
         assert_eq!(third.place(), Place::Seated { replica: 0 });
         drop(third);
         let queue = dispatch.queue();
-        assert_eq!((queue.waiting, queue.loads), (0, vec![Load::default()]));
+        assert_eq!((queue.waiting, queue.loads[0].held, queue.loads[0].waiting), (0, 0, 0));
         assert!(dispatch.lock().bells.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_drained_replica_is_vacant_when_its_last_request_has_left() {
+        let dispatch = dispatch();
+        let seat = dispatch.arrive(order()).unwrap();
+        dispatch.drain(0);
+        let mut vacant = std::pin::pin!(dispatch.vacant(0));
+        assert!(futures::poll!(&mut vacant).is_pending());
+        let waits = dispatch.arrive(order()).unwrap();
+        assert_eq!(waits.place(), Place::Parked);
+        seat.done();
+        vacant.await;
+        dispatch.vacant(0).await;
+        dispatch.vacant(7).await;
+        assert!(dispatch.lock().vacancies.is_empty());
     }
 }

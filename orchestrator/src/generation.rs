@@ -144,7 +144,7 @@ impl Generation {
                         return Ok(Progress::Piece(piece));
                     }
                 }
-                // Only who asks for a hand-off is told of one.
+                // The source deals with these.
                 Event::Held(_) | Event::HandedOver(_) => {}
                 Event::Finished(finished) => return Ok(self.finish(finished)),
                 // Already an error where it was received.

@@ -63,6 +63,11 @@ pub(crate) enum Setback {
         /// For people.
         reason: String,
     },
+    /// The replica neither holds its slots for others nor takes anything over from them.
+    CannotHandOff {
+        /// For people.
+        reason: String,
+    },
     /// The replica was lost, perhaps through the request.
     Lost {
         /// For people.
@@ -70,6 +75,13 @@ pub(crate) enum Setback {
     },
     /// The request would get the same answer anywhere.
     Final(ApiError),
+}
+
+impl Setback {
+    /// The replica was removed from the fleet.
+    pub(crate) fn taken_away() -> Self {
+        Self::Unreached { reason: "it was taken away".to_owned() }
+    }
 }
 
 #[derive(Clone)]
@@ -132,6 +144,7 @@ impl Replica {
     pub(crate) async fn generate(&self, request: v1::GenerateRequest) -> Result<TokenStream, Setback> {
         let Connection { epoch, mut client } =
             self.connection().await.map_err(|reason| Setback::Unreached { reason })?;
+        let changes_hands = request.hold_ms > 0 || request.from.is_some();
         let mut state = self.state.clone();
         let accepted = tokio::select! {
             biased;
@@ -142,6 +155,9 @@ impl Replica {
         let doubt = Arc::clone(&self.doubt);
         match accepted {
             Ok(accepted) => Ok(TokenStream { events: accepted.into_inner(), state, epoch, doubt }),
+            Err(Setback::CannotHandOff { reason }) if !changes_hands => {
+                Err(doubt.raise_for(epoch, Setback::Unreached { reason }))
+            }
             Err(setback) => Err(doubt.raise_for(epoch, setback)),
         }
     }
@@ -277,7 +293,8 @@ fn refusal(status: &Status) -> Setback {
         }
         (Code::InvalidArgument | Code::OutOfRange, _) => Setback::Final(ApiError::Refused { reason }),
         // Said by a master whose stages are loading or not linked.
-        (Code::FailedPrecondition | Code::Unavailable, None) => Setback::Unreached { reason },
+        (Code::Unavailable, None) => Setback::Unreached { reason },
+        (Code::FailedPrecondition, None) => Setback::CannotHandOff { reason },
         (code, cause) => {
             let cause = cause.map_or(reason, tls::root_cause);
             Setback::Lost { reason: format!("its master: {cause} ({code:?})") }

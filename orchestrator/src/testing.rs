@@ -5,8 +5,9 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use cluster::{ReplicaState, Role};
 use protocol::listen::{FrameSizes, TlsIncoming, server};
-use protocol::tls::TlsIdentity;
+use protocol::tls::{ClusterCa, TlsIdentity};
 use protocol::v1;
 use protocol::v1::engine_server::{Engine, EngineServer};
 use protocol::v1::generate_event::Event;
@@ -14,6 +15,38 @@ use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::{Request, Response, Status};
+
+use crate::config::{Limits, OrchestratorConfig, ReplicaFeed};
+use crate::fleet::Fleet;
+use crate::router::PolicyName;
+
+/// A replica of one slot that does both phases, of which nothing is known but what its agent says.
+pub(crate) fn feed(state: watch::Receiver<ReplicaState>) -> ReplicaFeed {
+    ReplicaFeed {
+        state,
+        observations: watch::channel(Vec::new()).1,
+        hops: watch::channel(None).1,
+        role: Role::Mixed,
+        slots: 1,
+        predicted: None,
+    }
+}
+
+/// An orchestrator of a model that is nowhere, with one replica.
+pub(crate) fn config(replica: ReplicaFeed) -> OrchestratorConfig {
+    let tls = ClusterCa::new().expect("a certificate authority").issue("test").expect("a certificate");
+    let limits = Limits::default();
+    OrchestratorConfig {
+        model_name: "fish".into(),
+        aliases: Vec::new(),
+        model_path: "no/such/model.gguf".into(),
+        chat_template: None,
+        fleet: fleet(vec![replica], &tls, &limits),
+        cluster: None,
+        n_ctx: 512,
+        limits,
+    }
+}
 
 /// SmolLM2, of which only the vocabulary is loaded.
 pub(crate) fn smollm2() -> PathBuf {
@@ -23,6 +56,15 @@ pub(crate) fn smollm2() -> PathBuf {
     let path = folder.join("SmolLM2-135M-Instruct.Q4_1.gguf");
     assert!(path.is_file(), "{} is missing: run scripts/fetch-models.sh", path.display());
     path
+}
+
+/// A fleet of these replicas.
+pub(crate) fn fleet(feeds: Vec<ReplicaFeed>, tls: &TlsIdentity, limits: &Limits) -> Fleet {
+    let fleet = Fleet::new(tls.clone(), PolicyName::Jsq, limits.queue);
+    for feed in feeds {
+        fleet.add(feed);
+    }
+    fleet
 }
 
 /// A master that hands its calls to the test.

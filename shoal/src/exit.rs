@@ -11,7 +11,7 @@ use profiler::idle_gap::IdleGapError;
 use registry::RegistryError;
 
 use crate::commands::profile;
-use crate::commands::serve::StagesAndNodes;
+use crate::commands::serve::ReplicaArgs;
 use crate::interrupt;
 
 /// A wanted outcome that is a failure, such as a comparison that found a difference. It was reported already.
@@ -52,7 +52,7 @@ fn is_usage(cause: &(dyn Error + 'static)) -> bool {
         |error: &SliceError| matches!(error, SliceError::Cut(cut) if matches!(**cut, CutError::Range { .. }));
     cause.is::<LayerRangeError>()
         || cause.downcast_ref().is_some_and(profile::is_usage)
-        || cause.is::<StagesAndNodes>()
+        || cause.is::<ReplicaArgs>()
         || cause.is::<Usage>()
         || cause.is::<PromptFileError>()
         || cause.is::<TraceError>()

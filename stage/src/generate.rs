@@ -128,7 +128,8 @@ impl v1::engine_server::Engine for EngineService {
 }
 
 /// The status by which the orchestrator tells refusals apart: RESOURCE_EXHAUSTED for a full queue, OUT_OF_RANGE for a
-/// prompt longer than a slot, UNAVAILABLE for what may pass, INVALID_ARGUMENT for the rest.
+/// prompt longer than a slot, UNAVAILABLE for what may pass, FAILED_PRECONDITION for what goes without a hand-off,
+/// INVALID_ARGUMENT for the rest.
 fn refusal(error: &AdmitError) -> Status {
     let mut message = error.to_string();
     let mut cause = error.source();
@@ -140,12 +141,12 @@ fn refusal(error: &AdmitError) -> Status {
         AdmitError::QueueFull { .. } => Status::resource_exhausted(message),
         AdmitError::PromptTooLong { .. } => Status::out_of_range(message),
         AdmitError::NotLinked { .. } => Status::unavailable(message),
+        AdmitError::CannotHandOff => Status::failed_precondition(message),
         AdmitError::EmptyPrompt
         | AdmitError::TokenOutOfRange { .. }
         | AdmitError::NothingToGenerate
         | AdmitError::ReplayedTooMany { .. }
         | AdmitError::NothingLeft { .. }
-        | AdmitError::CannotHandOff
         | AdmitError::Sampling(_) => Status::invalid_argument(message),
     }
 }

@@ -93,3 +93,39 @@ pub async fn chat_text(server: &Server, prompt: &str, max_tokens: u32) -> Result
     }
     Ok(answer["choices"][0]["message"]["content"].as_str().context("no content")?.to_owned())
 }
+
+/// What a client gets of a completion's stream, to its end.
+pub struct Answer {
+    /// All of it.
+    pub text: String,
+    /// Why it ended.
+    pub finish_reason: String,
+    /// Where it was asked for.
+    pub usage: Value,
+    /// Likewise.
+    pub timings: Value,
+}
+
+/// The answer to a request for a completion, by its stream. One that ends with an error event, or without `[DONE]`, is an error.
+pub async fn completion(server: &Server, body: Value) -> Result<Answer> {
+    let mut stream = EventStream::open(server, "/v1/completions", body).await?;
+    let (text, finish_reason, usage, timings) = (String::new(), String::new(), Value::Null, Value::Null);
+    let mut answer = Answer { text, finish_reason, usage, timings };
+    loop {
+        let data = stream.next().await?.context("the stream ended without [DONE]")?;
+        if data == "[DONE]" {
+            return Ok(answer);
+        }
+        let event: Value = serde_json::from_str(&data)?;
+        if !event["error"].is_null() {
+            bail!("error event: {event}");
+        }
+        answer.text += event["choices"][0]["text"].as_str().unwrap_or_default();
+        if let Some(reason) = event["choices"][0]["finish_reason"].as_str() {
+            answer.finish_reason = reason.to_owned();
+        }
+        if !event["usage"].is_null() {
+            (answer.usage, answer.timings) = (event["usage"].clone(), event["timings"].clone());
+        }
+    }
+}

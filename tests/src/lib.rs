@@ -5,6 +5,7 @@
 
 pub mod chat;
 pub mod cluster;
+pub mod hand_off;
 #[cfg(target_os = "linux")]
 pub mod lan;
 pub mod models;

@@ -172,6 +172,23 @@ impl Drop for Node {
     }
 }
 
+/// At which nodes of a Lan's hosts listen.
+pub const NODE_PORT: u16 = 8470;
+
+/// A cluster with a node on each of these hosts, and the arguments that name its nodes as seen from the hosts.
+#[cfg(target_os = "linux")]
+pub async fn cluster_on(hosts: &[&crate::lan::Host]) -> Result<(Trust, Vec<Node>, String)> {
+    let trust = Trust::found()?;
+    let mut nodes = Vec::new();
+    for host in hosts {
+        let mut command = host.command(shoal_binary()?);
+        command.arg("node").arg("--bind").arg(format!("0.0.0.0:{NODE_PORT}"));
+        nodes.push(Node::run(command, &trust.issue(host.name())?, &[]).await?);
+    }
+    let addresses = hosts.iter().map(|host| format!("{}:{NODE_PORT}", host.address())).collect::<Vec<_>>();
+    Ok((trust, nodes, addresses.join(",")))
+}
+
 fn succeed(command: &mut Command) -> Result<Output> {
     let output = command.output()?;
     ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));

@@ -84,6 +84,14 @@ impl Server {
         Ok((reply.status(), reply.json().await?))
     }
 
+    /// Whether the API is ready with so many replicas that serve.
+    pub async fn ready_replicas(&self, wanted: usize) -> Option<()> {
+        let (code, ready) = self.ready().await.ok()?;
+        let ready =
+            ready["replicas"].as_array()?.iter().filter(|replica| replica["status"] == "ready").count();
+        (code.is_success() && ready == wanted).then_some(())
+    }
+
     /// Posts JSON and gives the status and JSON answer.
     pub async fn post(&self, path: &str, body: &Value) -> Result<(StatusCode, Value)> {
         let reply = self.client.post(self.url(path)).json(body).send().await?;

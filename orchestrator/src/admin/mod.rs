@@ -1,10 +1,11 @@
-//! The admin API: who is a member of the cluster, and what happened. It is there where nodes can join, and for those who have
-//! the key that lies with the cluster's state.
+//! The admin API: who is a member of the cluster, what its replicas do, and what happened. It is there where nodes can join, and for
+//! those who have the key that lies with the cluster's state.
 //!
-//! It decides nothing: the registry does.
+//! It decides nothing: the registry and the desk do.
 
 mod events;
 mod nodes;
+mod replicas;
 
 use std::sync::Arc;
 
@@ -26,6 +27,8 @@ pub(crate) fn routes(app: &App) -> Router<Arc<App>> {
         .route("/admin/v1/nodes", get(nodes::list))
         .route("/admin/v1/nodes/{node}", get(nodes::one).delete(nodes::remove))
         .route("/admin/v1/nodes/{node}/approve", post(nodes::approve))
+        .route("/admin/v1/replicas", get(replicas::list))
+        .route("/admin/v1/replicas/{replica}/role", post(replicas::set_role))
         .route("/admin/v1/events", get(events::events))
         // Only of these routes, and before their handlers: one that is added is protected.
         .route_layer(from_fn_with_state(registry, check_key))

@@ -6,16 +6,15 @@ use axum::body::Body;
 use axum::http::{Method, StatusCode};
 use cluster::ReplicaState;
 use futures::StreamExt;
-use protocol::tls::ClusterCa;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::sync::watch;
 use tower::ServiceExt;
 
 use super::*;
-use crate::config::{Limits, OrchestratorConfig, ReplicaFeed};
+use crate::config::OrchestratorConfig;
 use crate::http::router;
-use crate::router::PolicyName;
+use crate::testing::{config, feed};
 
 struct Api {
     app: Arc<App>,
@@ -39,6 +38,17 @@ impl Api {
         router(Arc::clone(&self.app)).oneshot(request.body(Body::empty()).unwrap()).await.unwrap()
     }
 
+    async fn set_role(&self, path: &str, body: &str) -> (StatusCode, Value) {
+        let request = Request::post(path)
+            .header(header::AUTHORIZATION, format!("Bearer {}", self.registry.admin_key()))
+            .header(header::CONTENT_TYPE, "application/json");
+        let request = request.body(Body::from(body.to_owned())).unwrap();
+        let response = router(Arc::clone(&self.app)).oneshot(request).await.unwrap();
+        let status = response.status();
+        let bytes = axum::body::to_bytes(response.into_body(), 1 << 20).await.unwrap();
+        (status, serde_json::from_slice(&bytes).unwrap())
+    }
+
     async fn get(&self, path: &str) -> (StatusCode, Value) {
         let response = self.ask(Method::GET, path, Some(self.registry.admin_key())).await;
         let status = response.status();
@@ -49,24 +59,8 @@ impl Api {
 
 fn app(cluster: Option<Registry>) -> Arc<App> {
     let down = ReplicaState::Down { reason: "none".into() };
-    Arc::new(App::new(OrchestratorConfig {
-        model_name: "fish".into(),
-        aliases: Vec::new(),
-        model_path: "no/such/file".into(),
-        chat_template: None,
-        replicas: vec![ReplicaFeed {
-            state: watch::channel(down).1,
-            observations: watch::channel(Vec::new()).1,
-            hops: watch::channel(None).1,
-            slots: 1,
-            predicted: None,
-        }],
-        router: PolicyName::Jsq,
-        tls: ClusterCa::new().unwrap().issue("orchestrator").unwrap(),
-        cluster,
-        n_ctx: 512,
-        limits: Limits::default(),
-    }))
+    let config = config(feed(watch::channel(down).1));
+    Arc::new(App::new(OrchestratorConfig { cluster, ..config }))
 }
 
 // Field case 30.
@@ -79,6 +73,8 @@ async fn case_30_every_admin_route_asks_for_the_key_and_probes_do_not() {
         (Method::GET, "/admin/v1/nodes/desk"),
         (Method::DELETE, "/admin/v1/nodes/desk"),
         (Method::POST, "/admin/v1/nodes/desk/approve"),
+        (Method::GET, "/admin/v1/replicas"),
+        (Method::POST, "/admin/v1/replicas/0/role"),
         (Method::GET, "/admin/v1/events"),
         (Method::GET, "/admin/v1/events?follow=true"),
         (Method::HEAD, "/admin/v1/nodes"),
@@ -129,4 +125,38 @@ async fn events_are_listed_and_followed_from_where_one_left_off() {
     assert!(fourth.contains("token_revoked"), "{fourth}");
     let (status, _) = api.get("/admin/v1/events?limt=2").await;
     assert_eq!(status, StatusCode::BAD_REQUEST);
+}
+
+#[tokio::test]
+async fn a_replicas_role_is_set_and_shown_and_what_is_no_role_or_no_replica_is_refused() {
+    let api = Api::new();
+    let (status, body) = api.get("/admin/v1/replicas").await;
+    assert_eq!(status, StatusCode::OK);
+    let replica = &body["data"][0];
+    assert_eq!((&replica["role"], &replica["status"]), (&"mixed".into(), &"down".into()), "{body}");
+    assert_eq!(
+        (&replica["slots"], &replica["running"], &replica["waiting"]),
+        (&1.into(), &0.into(), &0.into())
+    );
+    assert!(replica["prefill_tokens_per_second"].as_f64().unwrap() > 0.0, "{body}");
+    let (status, body) = api.set_role("/admin/v1/replicas/0/role", r#"{ "role": "prefill" }"#).await;
+    assert_eq!((status, &body["role"]), (StatusCode::OK, &"prefill".into()), "{body}");
+    assert_eq!(api.get("/admin/v1/replicas").await.1["data"][0]["role"], "prefill");
+    for (path, body, expected, code) in [
+        ("/admin/v1/replicas/1/role", r#"{ "role": "decode" }"#, StatusCode::NOT_FOUND, "replica_not_found"),
+        ("/admin/v1/replicas/x/role", r#"{ "role": "decode" }"#, StatusCode::NOT_FOUND, "replica_not_found"),
+        ("/admin/v1/replicas/0/role", r#"{ "role": "cook" }"#, StatusCode::BAD_REQUEST, "invalid_value"),
+        ("/admin/v1/replicas/0/role", r#"{}"#, StatusCode::BAD_REQUEST, "missing_required_parameter"),
+        ("/admin/v1/replicas/0/role", r#"[]"#, StatusCode::BAD_REQUEST, "missing_required_parameter"),
+        (
+            "/admin/v1/replicas/0/role",
+            r#"{ "role": "decode", "now": 1 }"#,
+            StatusCode::BAD_REQUEST,
+            "unknown_parameter",
+        ),
+    ] {
+        let (status, body) = api.set_role(path, body).await;
+        assert_eq!((status, &body["error"]["code"]), (expected, &code.into()), "{body}");
+    }
+    assert_eq!(api.get("/admin/v1/replicas").await.1["data"][0]["role"], "prefill");
 }

@@ -5,9 +5,10 @@
 //! goes first, as in the planner's simulator: on a replica that does both, the head of its own line if that is older. Among several
 //! replicas with a free slot the [policy](crate::router::Policy::decode) chooses.
 //!
-//! A slot is reserved before the KV is sent; the slot where it was computed is held until it has arrived. If the reserved
-//! one is lost meanwhile, the request goes back to the head of the line. Where one role has no replica that serves, those of the
-//! other do both: a prompt goes to a decode replica, and a request stays where its prompt was computed.
+//! A slot is reserved before the KV is sent; the slot where it was computed is held until it has arrived, so no more requests
+//! wait here than replicas that only prefill have slots. If the reserved slot is lost meanwhile, the request goes back to the head of
+//! the line. Where one role has no replica that serves, those of the other do both: a prompt goes to a decode replica, and a
+//! request goes on where its prompt was computed.
 
 use std::time::Duration;
 
@@ -15,6 +16,24 @@ use cluster::{Epoch, Role};
 
 use super::{Desk, Entry, Spot, Ticket, seat_of};
 use crate::router::DecodeView;
+
+/// What a request does in its slot, as it was when it got it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Errand {
+    /// Its prompt is computed, and then it is held for another replica.
+    Prompt,
+    /// It stays.
+    Whole,
+}
+
+/// What became of a request's KV.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kv {
+    /// It is in the reserved slot.
+    Arrived,
+    /// The prompt is computed there again.
+    Missing,
+}
 
 /// Where the second phase of a request that has a slot takes place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,31 +55,63 @@ impl Desk {
         self.bind_all_anew(now);
     }
 
-    /// A request's KV is in the slot that was reserved for it.
-    pub fn handed_over(&mut self, ticket: Ticket, now: Duration) {
-        let Some(entry) = self.entries.get_mut(&ticket) else { return };
-        let Decode::Reserved(to, epoch) = entry.decode else { return };
-        if let Some(from) = seat_of(&mut self.members, entry.spot) {
-            from.unseat(entry.share(), now);
-        }
-        (entry.spot, entry.decode) = (Spot::Slot(to, epoch), Decode::Here);
-        self.moved.push(ticket);
-        self.settle(now);
+    /// Whether the incarnation of a replica is gone in whose slot a request is.
+    pub fn has_lost_its_slot(&self, ticket: Ticket) -> bool {
+        let spot = self.entries.get(&ticket).map(|entry| entry.spot);
+        matches!(spot, Some(Spot::Slot(replica, epoch)) if self.members[replica].epoch != epoch)
     }
 
-    /// A request has its first token: it decodes where it is, or wants a slot elsewhere.
+    /// What a request has its slot for.
+    pub fn errand(&self, ticket: Ticket) -> Errand {
+        self.entries.get(&ticket).map_or(Errand::Whole, |entry| entry.errand)
+    }
+
+    /// A request that has a slot for its prompt alone does all in it.
+    pub fn do_whole(&mut self, ticket: Ticket) {
+        if let Some(entry) = self.entries.get_mut(&ticket) {
+            entry.errand = Errand::Whole;
+        }
+    }
+
+    /// A request goes on in the slot that was reserved for it at `to`. False if it is not reserved any more.
+    pub fn handed_over(&mut self, ticket: Ticket, to: usize, kv: Kv, now: Duration) -> bool {
+        let Some(entry) = self.entries.get_mut(&ticket) else { return false };
+        let Decode::Reserved(reserved, epoch) = entry.decode else { return false };
+        if reserved != to {
+            return false;
+        }
+        if let Some(from) = seat_of(&mut self.members, entry.spot) {
+            from.resume(now);
+            from.unseat(entry.share(), now);
+        }
+        (entry.spot, entry.decode, entry.errand) = (Spot::Slot(to, epoch), Decode::Here, Errand::Whole);
+        if let Some(member) = seat_of(&mut self.members, entry.spot) {
+            member.resume(now);
+        }
+        match kv {
+            Kv::Arrived => self.moved.push(ticket),
+            Kv::Missing => self.compute_again(ticket, now),
+        }
+        self.settle(now);
+        true
+    }
+
+    /// A request has its first token: it goes on where it is, or wants a slot elsewhere.
     pub(super) fn prefilled(&mut self, ticket: Ticket, now: Duration) {
-        if !self.has_decoder() {
+        let Some(entry) = self.entries.get_mut(&ticket).filter(|entry| entry.errand == Errand::Prompt) else {
+            return;
+        };
+        let Some(member) = seat_of(&mut self.members, entry.spot) else { return };
+        if member.generates {
+            // Who would have taken it has gone meanwhile.
+            self.compute_again(ticket, now);
             return;
         }
-        let Some(entry) = self.entries.get_mut(&ticket) else { return };
-        let role = seat_of(&mut self.members, entry.spot).map(|member| member.role);
-        if role == Some(Role::Prefill) {
-            entry.decode = Decode::Wanted;
-            self.central.push_back(ticket);
-            self.moved.push(ticket);
-            self.settle(now);
-        }
+        entry.decode = Decode::Wanted;
+        member.pause(now);
+        self.central.push_back(ticket);
+        self.moved.push(ticket);
+        self.settle(now);
     }
 
     /// Gives free slots to whoever has waited longest.
@@ -80,19 +131,29 @@ impl Desk {
     /// Takes a request out of what it has of the second phase.
     pub(super) fn end_handover(&mut self, ticket: Ticket, now: Duration) {
         let Some(entry) = self.entries.get_mut(&ticket) else { return };
-        match std::mem::replace(&mut entry.decode, Decode::Here) {
-            Decode::Here => {}
-            Decode::Wanted => self.central.retain(|waits| *waits != ticket),
-            Decode::Reserved(to, epoch) => {
-                if let Some(member) = seat_of(&mut self.members, Spot::Slot(to, epoch)) {
-                    member.unseat(entry.share(), now);
-                }
+        let ended = std::mem::replace(&mut entry.decode, Decode::Here);
+        if ended == Decode::Here {
+            return;
+        }
+        if let Some(from) = seat_of(&mut self.members, entry.spot) {
+            from.resume(now);
+        }
+        if let Decode::Reserved(to, epoch) = ended {
+            if let Some(member) = seat_of(&mut self.members, Spot::Slot(to, epoch)) {
+                member.resume(now);
+                member.unseat(entry.share(), now);
             }
+        } else {
+            self.central.retain(|waits| *waits != ticket);
         }
     }
 
     /// Who serves or does what has changed: slots that were reserved may be gone, or all who decode.
     pub(super) fn review_decoders(&mut self, now: Duration) {
+        let any_decodes = self.serving().any(|member| member.role != Role::Prefill);
+        for member in &mut self.members {
+            member.generates = member.role != Role::Prefill || !any_decodes;
+        }
         let members = &self.members;
         let is_gone = |entry: &Entry| match entry.decode {
             Decode::Reserved(to, epoch) => members[to].serving != Some(epoch),
@@ -104,43 +165,56 @@ impl Desk {
         gone.sort_unstable_by(|a, b| b.cmp(a));
         for ticket in gone {
             self.end_handover(ticket, now);
-            self.want_again(ticket);
+            self.want_again(ticket, now);
         }
-        for ticket in std::mem::take(&mut self.central) {
+        for ticket in self.central.clone() {
             if self.may_stay(ticket) {
-                self.stay(ticket);
-            } else {
-                self.central.push_back(ticket);
+                self.end_handover(ticket, now);
+                self.compute_again(ticket, now);
             }
         }
         self.settle(now);
     }
 
+    /// Seconds that a request which waits for a slot of this replica waits for those who hold its slots to be taken over.
+    pub(super) fn decode_wait(&self, replica: usize) -> f64 {
+        let member = &self.members[replica];
+        if member.generates || member.paused == 0 {
+            return 0.0;
+        }
+        let ahead = (member.line.len() + 1).saturating_sub(member.slots.saturating_sub(member.held));
+        let decoders = self.serving().filter(|member| member.role != Role::Prefill);
+        let answers_per_second: f64 =
+            decoders.map(|member| member.tokens_per_second() / self.mean_output.max(1.0)).sum();
+        ahead as f64 / answers_per_second.max(f64::MIN_POSITIVE)
+    }
+
     /// Whether a request in the central line need not go elsewhere any more: nobody decodes, or its own replica does by now.
     fn may_stay(&self, ticket: Ticket) -> bool {
         let spot = self.entries.get(&ticket).map(|entry| entry.spot);
-        let is_where_one_decodes =
-            matches!(spot, Some(Spot::Slot(replica, _)) if self.members[replica].role != Role::Prefill);
-        is_where_one_decodes || !self.has_decoder()
+        matches!(spot, Some(Spot::Slot(replica, _)) if self.members[replica].generates)
     }
 
-    fn want_again(&mut self, ticket: Ticket) {
-        if let Some(entry) = self.entries.get_mut(&ticket) {
-            entry.decode = Decode::Wanted;
-            self.central.push_front(ticket);
-            self.moved.push(ticket);
+    fn want_again(&mut self, ticket: Ticket, now: Duration) {
+        let Some(entry) = self.entries.get_mut(&ticket) else { return };
+        entry.decode = Decode::Wanted;
+        if let Some(from) = seat_of(&mut self.members, entry.spot) {
+            from.pause(now);
         }
+        self.central.push_front(ticket);
+        self.moved.push(ticket);
     }
 
-    fn stay(&mut self, ticket: Ticket) {
-        if let Some(entry) = self.entries.get_mut(&ticket) {
-            entry.decode = Decode::Here;
-            self.moved.push(ticket);
+    /// A request is sent once more to the replica in whose slot it is, with the tokens it has as its prompt's end.
+    fn compute_again(&mut self, ticket: Ticket, now: Duration) {
+        let Some(entry) = self.entries.get_mut(&ticket) else { return };
+        entry.errand = Errand::Whole;
+        if let Some(member) = seat_of(&mut self.members, entry.spot) {
+            let prompt = entry.share().prompt;
+            entry.prefill = Some(prompt);
+            member.computes(prompt, now);
         }
-    }
-
-    fn has_decoder(&self) -> bool {
-        self.serving().any(|member| member.role != Role::Prefill)
+        self.moved.push(ticket);
     }
 
     /// Reserves slots for the central line as far as there are any.

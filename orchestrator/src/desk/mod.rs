@@ -7,6 +7,7 @@
 //! - When a replica is lost or comes back, all who wait are bound anew, by age. A request whose own replica was lost keeps its
 //!   age, so it goes before those that came after it.
 //! - Where replicas have roles, requests wait for decode slots in one [central line](Desk::handed_over).
+//! - A replica that is [drained](Desk::drain) gets no more requests, and is lost to nobody when it goes.
 //! - All lines together are bounded. Who was let in once is never refused: a bound is for newcomers.
 //! - A request that lost its replica twice in a row without a token in between may be what kills them. It is kept
 //!   [apart](Company::Apart): no replica gets two of these at once, so that innocent ones are told from the guilty.
@@ -16,8 +17,10 @@
 
 mod central;
 mod member;
+mod moves;
 mod prefix;
 mod rates;
+mod standing;
 #[cfg(test)]
 mod tests;
 
@@ -27,12 +30,17 @@ use std::time::Duration;
 use cluster::{Epoch, Role};
 use rustc_hash::FxHashMap;
 
+pub use central::{Errand, Kv};
+pub use member::Load;
+pub use moves::Move;
 pub use prefix::PromptPrefix;
 pub use rates::PredictedRates;
 
 use crate::router::{Policy, ReplicaView};
 use central::Decode;
 use member::{Member, Share};
+use moves::Moves;
+use standing::Standing;
 
 /// A request at the desk. Older ones are smaller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -81,6 +89,8 @@ pub enum Place {
     Prefilled {
         /// The replica that has its KV.
         replica: usize,
+        /// Requests before it in the central line.
+        ahead: usize,
     },
     /// It has a slot there too: its KV is to be handed over.
     Moving {
@@ -121,21 +131,13 @@ pub enum Leaving {
     Early,
 }
 
-/// Requests at one replica.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Load {
-    /// In its line.
-    pub waiting: usize,
-    /// With a slot.
-    pub held: usize,
-}
-
 #[derive(Debug)]
 struct Entry {
     order: Order,
     spot: Spot,
     /// With its slot: prompt tokens to compute, until the first token.
     prefill: Option<u64>,
+    errand: Errand,
     decode: Decode,
     /// Expected tokens, as they were counted in its replica's sum.
     tokens: u64,
@@ -158,6 +160,7 @@ pub struct Desk {
     parked: BTreeSet<Ticket>,
     /// Waiting for a decode slot, in the order of their first tokens.
     central: VecDeque<Ticket>,
+    moves: Moves,
     /// In lines and parked.
     waiting: usize,
     limit: usize,
@@ -183,6 +186,7 @@ impl Desk {
             entries: FxHashMap::default(),
             parked: BTreeSet::new(),
             central: VecDeque::new(),
+            moves: Moves::default(),
             waiting: 0,
             limit,
             mean_output: FIRST_MEAN_OUTPUT,
@@ -200,9 +204,11 @@ impl Desk {
 
     /// A replica serves in an epoch, or does not. Who holds a slot of an epoch that went on serving keeps it.
     pub fn serve(&mut self, replica: usize, serving: Option<Epoch>, now: Duration) {
-        let Some(member) = self.members.get_mut(replica).filter(|member| member.serving != serving) else {
+        let Some(member) = self.members.get_mut(replica) else { return };
+        let serving = serving.filter(|_| member.standing == Standing::Open);
+        if member.serving == serving {
             return;
-        };
+        }
         member.serving = serving;
         member.forget_interval(now);
         if let Some(epoch) = serving.filter(|epoch| *epoch != member.epoch) {
@@ -223,18 +229,16 @@ impl Desk {
         let chosen = self.choose(&order, now);
         let (wait, is_free) = chosen.map_or((0.0, false), |view| {
             let member = &self.members[view.replica];
-            (view.backlog, member.has_free_slot() && member.line.is_empty())
+            let wait = view.backlog + self.decode_wait(view.replica);
+            (wait, member.has_free_slot() && member.line.is_empty())
         });
         if !is_free && self.waiting >= self.limit {
-            let backlogs = self.serving().map(|member| member.backlog(self.mean_output, now));
-            let wait = backlogs.fold(f64::INFINITY, f64::min);
+            let wait = self.shortest_wait(now);
             return Err(Full { waiting: self.waiting, limit: self.limit, wait });
         }
         self.last_ticket += 1;
         let ticket = Ticket(self.last_ticket);
-        let decode = Decode::Here;
-        let entry = Entry { order, spot: Spot::Parked, prefill: None, decode, tokens: 0, generated: 0 };
-        self.entries.insert(ticket, entry);
+        self.entries.insert(ticket, Entry::new(order));
         self.park(ticket);
         if let Some(view) = chosen {
             self.bind(ticket, view.replica, now);
@@ -298,7 +302,10 @@ impl Desk {
             Spot::Parked => Place::Parked,
             Spot::Slot(replica, _) => match entry.decode {
                 Decode::Here => Place::Seated { replica },
-                Decode::Wanted => Place::Prefilled { replica },
+                Decode::Wanted => {
+                    let ahead = self.central.iter().take_while(|waits| **waits != ticket).count();
+                    Place::Prefilled { replica, ahead }
+                }
                 Decode::Reserved(to, _) => Place::Moving { from: replica, to },
             },
             Spot::Line(replica) => {
@@ -322,9 +329,22 @@ impl Desk {
         self.limit
     }
 
-    /// Requests at each replica.
+    /// Requests that wait for another replica to decode them.
+    pub fn waiting_to_decode(&self) -> usize {
+        self.central.len()
+    }
+
+    /// What each replica does.
     pub fn loads(&self) -> impl Iterator<Item = Load> {
-        self.members.iter().map(|member| Load { waiting: member.line.len(), held: member.held })
+        self.members.iter().map(Member::load)
+    }
+
+    /// Seconds until a slot might be free anywhere.
+    fn shortest_wait(&self, now: Duration) -> f64 {
+        let serving = self.members.iter().enumerate().filter(|(_, member)| member.serving.is_some());
+        let waits = serving
+            .map(|(replica, member)| member.backlog(self.mean_output, now) + self.decode_wait(replica));
+        waits.fold(f64::INFINITY, f64::min)
     }
 
     fn serving(&self) -> impl Iterator<Item = &Member> {
@@ -411,6 +431,7 @@ impl Desk {
             member.seat(share, &entry.order.prefix, now);
             entry.spot = Spot::Slot(replica, member.epoch);
             entry.prefill = Some(share.prompt);
+            entry.errand = if member.generates { Errand::Whole } else { Errand::Prompt };
             self.waiting -= 1;
             self.moved.push(ticket);
         }
@@ -445,6 +466,11 @@ impl Desk {
 }
 
 impl Entry {
+    fn new(order: Order) -> Self {
+        let (errand, decode) = (Errand::Whole, Decode::Here);
+        Self { order, spot: Spot::Parked, prefill: None, errand, decode, tokens: 0, generated: 0 }
+    }
+
     fn share(&self) -> Share {
         Share {
             prompt: u64::from(self.order.prompt),

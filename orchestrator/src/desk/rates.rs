@@ -74,6 +74,11 @@ impl Rates {
         tokens * self.prefill.mean().unwrap_or(0.0)
     }
 
+    /// Whether anything was predicted of this replica's prompts, or seen of them.
+    pub(super) fn knows_prefill(&self) -> bool {
+        self.predicted != PredictedRates::default() || self.prefill.tokens > PREDICTION_WEIGHT
+    }
+
     /// Seconds per token with `n` requests running. Of numbers that were not seen: as much above or below the nearest that was
     /// seen as was predicted.
     pub(super) fn tpot(&self, n: usize) -> f64 {

@@ -97,11 +97,12 @@ fn slots_of_a_new_incarnation_are_free_although_the_old_ones_holders_do_not_know
     desk.serve(0, Some(Epoch(2)), SECOND);
     let new = arrive(&mut desk, order(10));
     assert_eq!(desk.place(new), Some(Place::Seated { replica: 0 }));
+    assert!(desk.has_lost_its_slot(old) && !desk.has_lost_its_slot(new));
     // Late news of the old one touch nobody.
     desk.started(old, 3);
     desk.token(old, SECOND);
     desk.leave(old, Leaving::Early, SECOND);
-    assert_eq!(desk.loads().next(), Some(Load { waiting: 0, held: 1 }));
+    assert_eq!(desk.loads().map(|load| (load.waiting, load.held)).next(), Some((0, 1)));
 }
 
 #[test]
@@ -181,6 +182,42 @@ fn a_prompt_comes_back_to_the_replica_that_has_its_beginning() {
     assert_eq!(desk.place(again), Some(Place::Seated { replica }));
 }
 
+#[test]
+fn a_replica_that_is_drained_keeps_its_requests_and_gets_no_more() {
+    let mut desk = desk(&[1, 1], 8);
+    let tickets: Vec<_> = (0..4).map(|_| arrive(&mut desk, order(10))).collect();
+    let place = |desk: &Desk, i: usize| desk.place(tickets[i]).unwrap();
+    let drained = (0..2).find(|&i| place(&desk, i) == Place::Seated { replica: 0 }).unwrap();
+    desk.drain(0, SECOND);
+    assert_eq!(place(&desk, drained), Place::Seated { replica: 0 });
+    assert!((2..4).all(|i| matches!(place(&desk, i), Place::Waiting { replica: 1, .. })));
+    // Its agent goes on saying that it serves.
+    desk.serve(0, Some(Epoch(1)), SECOND);
+    desk.token(tickets[drained], SECOND);
+    desk.leave(tickets[drained], Leaving::Done, SECOND);
+    assert!((2..4).all(|i| matches!(place(&desk, i), Place::Waiting { replica: 1, .. })));
+    assert_eq!(desk.loads().map(|load| (load.waiting, load.held)).next(), Some((0, 0)));
+    desk.resume(0);
+    desk.serve(0, Some(Epoch(1)), SECOND);
+    assert_eq!(place(&desk, 2), Place::Seated { replica: 0 });
+}
+
+#[test]
+fn who_has_a_slot_of_a_replica_that_is_removed_has_lost_it_and_the_next_has_another_number() {
+    let mut desk = desk(&[1], 8);
+    let ticket = arrive(&mut desk, order(10));
+    desk.remove(0, SECOND);
+    assert_eq!(desk.add(1, PredictedRates::default()), 1);
+    desk.serve(0, Some(Epoch(9)), SECOND);
+    desk.serve(1, Some(Epoch(2)), SECOND);
+    let next = arrive(&mut desk, order(10));
+    assert_eq!(desk.place(next), Some(Place::Seated { replica: 1 }));
+    desk.lost(ticket, order(12), SECOND);
+    assert_eq!(desk.place(ticket), Some(Place::Waiting { replica: 1, ahead: 0 }));
+    desk.leave(next, Leaving::Done, SECOND);
+    assert_eq!(desk.place(ticket), Some(Place::Seated { replica: 1 }));
+}
+
 /// Replica 0 prefills, the others decode.
 fn with_roles(slots: &[u32]) -> Desk {
     let mut desk = desk(slots, 16);
@@ -201,10 +238,12 @@ fn prompts_go_to_those_who_prefill_and_then_wait_in_one_line_for_whoever_decodes
     }
     assert_eq!(desk.place(tickets[1]), Some(Place::Moving { from: 0, to: 1 }));
     assert_eq!(desk.place(tickets[0]), Some(Place::Moving { from: 0, to: 2 }));
-    assert_eq!(desk.place(tickets[3]), Some(Place::Prefilled { replica: 0 }));
+    assert_eq!(desk.place(tickets[3]), Some(Place::Prefilled { replica: 0, ahead: 0 }));
+    assert_eq!(desk.place(tickets[2]), Some(Place::Prefilled { replica: 0, ahead: 1 }));
     // The slot at the prefill replica is held until the KV has arrived.
     assert_eq!(desk.loads().map(|load| load.held).collect::<Vec<_>>(), [4, 1, 1]);
-    desk.handed_over(tickets[0], SECOND);
+    assert!(!desk.handed_over(tickets[0], 1, Kv::Arrived, SECOND), "another slot is reserved for it");
+    assert!(desk.handed_over(tickets[0], 2, Kv::Arrived, SECOND));
     assert_eq!(desk.place(tickets[0]), Some(Place::Seated { replica: 2 }));
     assert_eq!(desk.loads().map(|load| load.held).collect::<Vec<_>>(), [3, 1, 1]);
     desk.leave(tickets[0], Leaving::Done, SECOND);
@@ -213,7 +252,7 @@ fn prompts_go_to_those_who_prefill_and_then_wait_in_one_line_for_whoever_decodes
         Some(Place::Moving { from: 0, to: 2 }),
         "whoever came to the line first"
     );
-    assert_eq!(desk.place(tickets[2]), Some(Place::Prefilled { replica: 0 }));
+    assert_eq!(desk.place(tickets[2]), Some(Place::Prefilled { replica: 0, ahead: 0 }));
 }
 
 #[test]
@@ -223,10 +262,47 @@ fn where_one_role_has_no_replica_the_other_does_both() {
     let stays = arrive(&mut desk, order(10));
     desk.token(stays, SECOND);
     assert_eq!(desk.place(stays), Some(Place::Seated { replica: 0 }), "nobody decodes");
+    assert_eq!(desk.errand(stays), Errand::Whole);
     desk.serve(0, None, SECOND);
     desk.serve(1, Some(Epoch(2)), SECOND);
     let goes = arrive(&mut desk, order(10));
     assert_eq!(desk.place(goes), Some(Place::Seated { replica: 1 }), "nobody prefills");
+}
+
+#[test]
+fn a_request_that_was_promised_another_replica_goes_on_where_it_is_if_roles_flip_meanwhile() {
+    let mut desk = with_roles(&[2, 1]);
+    let [early, late] = [0, 1].map(|_| arrive(&mut desk, order(10)));
+    assert_eq!(desk.errand(early), Errand::Prompt);
+    desk.token(early, SECOND);
+    desk.set_role(0, Role::Mixed, SECOND);
+    assert_eq!(desk.place(early), Some(Place::Moving { from: 0, to: 1 }), "on its way");
+    desk.token(late, SECOND);
+    assert_eq!(desk.place(late), Some(Place::Seated { replica: 0 }));
+    assert_eq!(desk.errand(late), Errand::Whole);
+    assert_eq!(desk.members[0].prefilling, 1, "its prompt is looked at again");
+    // What has all its tokens in one place stays there, whatever that place becomes.
+    desk.token(late, SECOND);
+    desk.set_role(0, Role::Prefill, SECOND);
+    desk.token(late, SECOND);
+    assert_eq!(desk.place(late), Some(Place::Seated { replica: 0 }));
+}
+
+#[test]
+fn who_waits_to_be_decoded_counts_neither_as_fast_nor_as_slow() {
+    let mut desk = with_roles(&[2, 1]);
+    let tickets = [0, 1].map(|_| arrive(&mut desk, order(10)));
+    tickets.iter().for_each(|&ticket| desk.token(ticket, SECOND));
+    let before: Vec<_> = desk.loads().map(|load| load.tpot_full).collect();
+    for seconds in 2..100 {
+        desk.started(tickets[0], 0);
+        let passing = arrive(&mut desk, order(10));
+        desk.leave(passing, Leaving::Early, SECOND * seconds);
+    }
+    assert_eq!(desk.loads().map(|load| load.tpot_full).collect::<Vec<_>>(), before);
+    // Both slots are taken by those who wait for the only slot that decodes.
+    let waits = desk.arrive(order(10), SECOND * 100).unwrap();
+    assert!(waits.wait > 1.0, "{waits:?}");
 }
 
 #[test]
@@ -239,8 +315,9 @@ fn a_request_whose_reserved_slot_is_lost_gets_another_or_stays() {
     assert_eq!(desk.place(ticket), Some(Place::Moving { from: 0, to: 2 }));
     desk.serve(2, None, SECOND);
     assert_eq!(desk.place(ticket), Some(Place::Seated { replica: 0 }));
-    desk.handed_over(ticket, SECOND);
-    assert_eq!(desk.place(ticket), Some(Place::Seated { replica: 0 }), "late news touch nobody");
+    assert!(!desk.handed_over(ticket, 2, Kv::Arrived, SECOND), "late news touch nobody");
+    assert_eq!(desk.place(ticket), Some(Place::Seated { replica: 0 }));
+    assert_eq!(desk.errand(ticket), Errand::Whole);
 }
 
 #[test]
@@ -254,7 +331,7 @@ fn on_a_replica_that_does_both_the_older_of_both_lines_goes_first() {
     let prompt = arrive(&mut desk, order(10));
     assert_eq!(desk.place(prompt), Some(Place::Seated { replica: 0 }));
     desk.token(prompt, SECOND);
-    assert_eq!(desk.place(prompt), Some(Place::Prefilled { replica: 0 }));
+    assert_eq!(desk.place(prompt), Some(Place::Prefilled { replica: 0, ahead: 0 }));
     desk.serve(0, None, SECOND);
     let younger = arrive(&mut desk, order(10));
     assert_eq!(desk.place(younger), Some(Place::Waiting { replica: 1, ahead: 0 }));
@@ -270,10 +347,14 @@ enum Act {
     Token(usize),
     Lost(usize),
     Leave(usize),
-    HandedOver(usize),
+    HandedOver(usize, usize, Kv),
+    Whole(usize),
     Serve(usize),
     Fall(usize),
     Role(usize, Role),
+    Drain(usize),
+    Resume(usize),
+    Remove(usize),
 }
 
 fn act() -> impl Strategy<Value = Act> {
@@ -283,11 +364,16 @@ fn act() -> impl Strategy<Value = Act> {
         6 => any::<usize>().prop_map(Act::Token),
         1 => any::<usize>().prop_map(Act::Lost),
         2 => any::<usize>().prop_map(Act::Leave),
-        3 => any::<usize>().prop_map(Act::HandedOver),
+        3 => (any::<usize>(), any::<usize>(), prop::sample::select(vec![Kv::Arrived, Kv::Missing]))
+            .prop_map(|(n, to, kv)| Act::HandedOver(n, to, kv)),
+        1 => any::<usize>().prop_map(Act::Whole),
         1 => (any::<usize>(), prop::sample::select(vec![Role::Prefill, Role::Decode, Role::Mixed]))
             .prop_map(|(n, role)| Act::Role(n, role)),
         1 => any::<usize>().prop_map(Act::Serve),
         1 => any::<usize>().prop_map(Act::Fall),
+        1 => any::<usize>().prop_map(Act::Drain),
+        1 => any::<usize>().prop_map(Act::Resume),
+        1 => any::<usize>().prop_map(Act::Remove),
     ]
 }
 
@@ -303,8 +389,18 @@ fn check(desk: &Desk) {
         let line: Vec<_> = desk.entries.values().filter(lines).collect();
         waiting += line.len();
         assert_eq!((member.held, member.line.len()), (seated.len(), line.len()));
+        let paused = seated.iter().filter(|entry| entry.decode != Decode::Here).count();
+        let prefilling = seated.iter().filter(|entry| entry.prefill.is_some()).count();
+        assert_eq!((member.paused, member.prefilling), (paused, prefilling));
+        let any_decodes = desk.serving().any(|member| member.role != Role::Prefill);
+        assert_eq!(member.generates, member.role != Role::Prefill || !any_decodes);
         assert!(member.held <= member.slots);
         assert!(member.serving.is_some() || line.is_empty(), "nobody waits where nobody serves");
+        assert!(
+            member.serving.is_none() || member.standing == Standing::Open,
+            "nobody is sent where one drains"
+        );
+        assert!(member.standing != Standing::Gone || member.held == 0, "nobody is where nothing is");
         assert!(line.is_empty() || !member.has_free_slot(), "nobody waits beside a free slot");
         let apart = seated.iter().chain(&line).filter(|entry| entry.order.company == Company::Apart).count();
         assert_eq!(member.apart, apart);
@@ -369,8 +465,13 @@ proptest! {
                         desk.leave(tickets.swap_remove(n), leaving, now);
                     }
                 }
-                Act::HandedOver(n) => {
-                    if let Some(n) = pick(n, tickets.len()) { desk.handed_over(tickets[n], now) }
+                Act::HandedOver(n, to, kv) => {
+                    if let Some(n) = pick(n, tickets.len()) {
+                        desk.handed_over(tickets[n], to % slots.len(), kv, now);
+                    }
+                }
+                Act::Whole(n) => {
+                    if let Some(n) = pick(n, tickets.len()) { desk.do_whole(tickets[n]) }
                 }
                 Act::Role(n, role) => desk.set_role(n % slots.len(), role, now),
                 Act::Serve(n) => {
@@ -378,6 +479,13 @@ proptest! {
                     desk.serve(n % slots.len(), Some(Epoch(epoch)), now);
                 }
                 Act::Fall(n) => desk.serve(n % slots.len(), None, now),
+                Act::Drain(n) => desk.drain(n % slots.len(), now),
+                Act::Resume(n) => desk.resume(n % slots.len()),
+                // Another takes its place, under a number of its own.
+                Act::Remove(n) => {
+                    desk.remove(n % slots.len(), now);
+                    desk.add(slots[n % slots.len()], PredictedRates::default());
+                }
             }
             check(&desk);
         }

@@ -9,6 +9,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use crate::app::App;
+use crate::fleet::Fleet;
 use crate::metrics::{CONTENT_TYPE, ReplicaSnapshot, Snapshot};
 use crate::openai::ApiError;
 
@@ -20,12 +21,16 @@ const NO_ROUTE: &str = "none";
 
 /// `GET /metrics`.
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
-    let engines = app.fleet.engines(ENGINE_DEADLINE).await;
+    let members = app.fleet.members();
+    let engines = Fleet::engines(&members, ENGINE_DEADLINE).await;
     let queue = app.fleet.dispatch().queue();
-    let members = app.fleet.members().iter().zip(engines).zip(&queue.loads);
-    let replicas = members.map(|((member, engine), load)| ReplicaSnapshot {
-        is_ready: member.replica.readiness().is_ok(),
-        waiting: load.waiting,
+    let load = |number: usize| queue.loads.get(number).copied();
+    let told =
+        members.iter().zip(engines).filter_map(|(member, engine)| Some((member, engine, load(member.0)?)));
+    let replicas = told.map(|((number, member), engine, load)| ReplicaSnapshot {
+        number: *number,
+        is_ready: member.readiness().is_ok(),
+        load,
         engine,
         stages: member.observations.borrow().clone(),
         hops: *member.hops.borrow(),
@@ -35,6 +40,7 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> Result<Response, Api
         open_requests: app.open_requests(),
         queued: queue.waiting,
         queue_limit: queue.limit,
+        queued_to_decode: queue.waiting_to_decode,
         replicas: replicas.collect(),
     };
     let text = app.metrics.render(snapshot);

@@ -21,6 +21,7 @@ use crate::app::App;
 use crate::openai::{self, ApiError};
 
 pub(crate) use body::read_json;
+pub(crate) use probes::describe_replica;
 
 /// The routes of the API.
 pub(crate) fn router(app: Arc<App>) -> Router {

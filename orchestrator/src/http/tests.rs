@@ -7,34 +7,20 @@ use axum::http::{Request, StatusCode, header};
 use axum::response::Response;
 use axum::routing::get;
 use cluster::{Bytes, ReplicaState};
-use protocol::tls::ClusterCa;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tower::ServiceExt;
 
 use super::*;
-use crate::config::{Limits, OrchestratorConfig, ReplicaFeed};
-use crate::router::PolicyName;
+use crate::config::{Limits, OrchestratorConfig};
+use crate::testing::{config, feed};
 
 fn app(state: ReplicaState) -> (Arc<App>, watch::Sender<ReplicaState>) {
     let (sender, replica) = watch::channel(state);
     let config = OrchestratorConfig {
-        model_name: "fish".into(),
         aliases: vec!["fish.gguf".into()],
-        model_path: "no/such/file".into(),
-        chat_template: None,
-        replicas: vec![ReplicaFeed {
-            state: replica,
-            observations: watch::channel(Vec::new()).1,
-            hops: watch::channel(None).1,
-            slots: 1,
-            predicted: None,
-        }],
-        router: PolicyName::Jsq,
-        tls: ClusterCa::new().unwrap().issue("orchestrator").unwrap(),
-        cluster: None,
-        n_ctx: 512,
         limits: Limits { max_body: Bytes(4096), max_open_requests: 1, ..Limits::default() },
+        ..config(feed(replica))
     };
     (Arc::new(App::new(config)), sender)
 }

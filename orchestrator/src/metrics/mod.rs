@@ -29,6 +29,9 @@ const FIRST_TOKEN_SECONDS: [f64; 12] = [0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 const BETWEEN_TOKENS_SECONDS: [f64; 12] =
     [0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.143, 0.2, 0.3, 0.5, 1.0];
 
+/// Upper bounds in seconds: from a few tokens on one host to a long prompt over 100 Mbit/s.
+const HAND_OFF_SECONDS: [f64; 10] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
+
 /// Everything that is counted.
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -36,6 +39,9 @@ pub(crate) struct Metrics {
     answers: Family<AnswerLabels, Counter>,
     generations: Family<EndLabels, Counter>,
     replays: Counter,
+    hand_offs: Family<HandOffLabels, Counter>,
+    hand_off_bytes: Counter,
+    hand_off_time: Histogram,
     prompt_tokens: Counter,
     cached_prompt_tokens: Counter,
     generated_tokens: Counter,
@@ -52,6 +58,36 @@ struct AnswerLabels {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct EndLabels {
     end: GenerationEnd,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct HandOffLabels {
+    outcome: HandOffEnd,
+}
+
+/// What became of a request whose prompt was computed for another replica.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum HandOffEnd {
+    /// The other replica has its KV.
+    Moved,
+    /// The other replica computed the prompt, because it could not get the KV.
+    Failed,
+    /// The other replica computed the prompt, because that is faster.
+    LeftOut,
+    /// Nobody decoded any more, so it went on where it was.
+    Stayed,
+}
+
+impl EncodeLabelValue for HandOffEnd {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let name = match self {
+            Self::Moved => "moved",
+            Self::Failed => "failed",
+            Self::LeftOut => "left_out",
+            Self::Stayed => "stayed",
+        };
+        EncodeLabelValue::encode(&name, encoder)
+    }
 }
 
 /// How a generation ended.
@@ -86,6 +122,9 @@ impl Default for Metrics {
             answers: Family::default(),
             generations: Family::default(),
             replays: Counter::default(),
+            hand_offs: Family::default(),
+            hand_off_bytes: Counter::default(),
+            hand_off_time: Histogram::new(HAND_OFF_SECONDS),
             prompt_tokens: Counter::default(),
             cached_prompt_tokens: Counter::default(),
             generated_tokens: Counter::default(),
@@ -114,6 +153,23 @@ impl Metrics {
             "replays",
             "Generations sent again, to the same replica or another, because theirs was lost",
             self.replays.clone(),
+        );
+        registry.register(
+            "hand_offs",
+            "Requests whose prompts were computed for another replica, by what became of them",
+            self.hand_offs.clone(),
+        );
+        registry.register_with_unit(
+            "hand_off",
+            "Keys and values that travelled from one replica to another",
+            Unit::Bytes,
+            self.hand_off_bytes.clone(),
+        );
+        registry.register_with_unit(
+            "hand_off",
+            "From the start of a request on its second replica until its keys and values were there",
+            Unit::Seconds,
+            self.hand_off_time.clone(),
         );
         registry.register("prompt_tokens", "Tokens of prompts that were started", self.prompt_tokens.clone());
         registry.register(
@@ -144,6 +200,17 @@ impl Metrics {
     /// A generation is sent again.
     pub(crate) fn replayed(&self) {
         self.replays.inc();
+    }
+
+    /// What became of a request whose prompt was computed for another replica.
+    pub(crate) fn handed_off(&self, outcome: HandOffEnd) {
+        self.hand_offs.get_or_create(&HandOffLabels { outcome }).inc();
+    }
+
+    /// A request's keys and values went from one replica to another.
+    pub(crate) fn moved(&self, bytes: u64, took: Duration) {
+        self.hand_off_bytes.inc_by(bytes);
+        self.hand_off_time.observe(took.as_secs_f64());
     }
 
     /// A generation has got a slot.

@@ -11,6 +11,8 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Unit;
 use protocol::v1;
 
+use crate::desk::Load;
+
 /// Values of one scrape.
 #[derive(Debug)]
 pub(crate) struct Snapshot {
@@ -22,17 +24,21 @@ pub(crate) struct Snapshot {
     pub(crate) queued: usize,
     /// Requests that may.
     pub(crate) queue_limit: usize,
-    /// Of each replica, by its number.
+    /// Requests that wait for a slot to be decoded in, with their first tokens.
+    pub(crate) queued_to_decode: usize,
+    /// Of each replica.
     pub(crate) replicas: Vec<ReplicaSnapshot>,
 }
 
 /// Values of one replica.
 #[derive(Debug)]
 pub(crate) struct ReplicaSnapshot {
+    /// Under which it is known.
+    pub(crate) number: usize,
     /// Whether it would take a request.
     pub(crate) is_ready: bool,
-    /// Requests in its line.
-    pub(crate) waiting: usize,
+    /// What it is used for, and what it does.
+    pub(crate) load: Load,
     /// What its engine says, if it answered in time.
     pub(crate) engine: Option<v1::EngineStatusReply>,
     /// What the agent sees of the stages.
@@ -103,6 +109,11 @@ impl Collector for Snapshot {
             .gauges(encoder, vec![(NONE, self.queued)])?;
         told("queue_limit", "Requests that may wait for a slot")
             .gauges(encoder, vec![(NONE, self.queue_limit)])?;
+        told(
+            "decode_queued_requests",
+            "Requests with their first token that wait for another replica's slot",
+        )
+        .gauges(encoder, vec![(NONE, self.queued_to_decode)])?;
         self.encode_replicas(encoder)?;
         self.encode_engines(encoder)?;
         self.encode_steps(encoder)?;
@@ -116,13 +127,14 @@ impl Snapshot {
         &self,
         value: impl Fn(&ReplicaSnapshot) -> Option<V>,
     ) -> Samples<[(&'static str, String); 1], V> {
-        let replicas = self.replicas.iter().enumerate();
-        replicas.filter_map(|(number, replica)| Some(([replica_label(number)], value(replica)?))).collect()
+        let sample = |replica: &ReplicaSnapshot| Some(([replica_label(replica.number)], value(replica)?));
+        self.replicas.iter().filter_map(sample).collect()
     }
 
     fn stages(&self) -> impl Iterator<Item = (usize, &StageObservation)> {
-        let replicas = self.replicas.iter().enumerate();
-        replicas.flat_map(|(number, replica)| replica.stages.iter().map(move |stage| (number, stage)))
+        self.replicas
+            .iter()
+            .flat_map(|replica| replica.stages.iter().map(move |stage| (replica.number, stage)))
     }
 
     /// Of every bucket of every stage.
@@ -151,7 +163,15 @@ impl Snapshot {
         told("replica_ready", "Whether a replica would take a request now")
             .gauges(encoder, self.of_replicas(|replica| Some(u32::from(replica.is_ready))))?;
         told("replica_queued_requests", "Requests that wait for a slot of a replica, of those in the queue")
-            .gauges(encoder, self.of_replicas(|replica| Some(replica.waiting)))
+            .gauges(encoder, self.of_replicas(|replica| Some(replica.load.waiting)))?;
+        told("replica_role", "What a replica is used for; 1 for its role").gauges(encoder, self.roles())
+    }
+
+    fn roles(&self) -> Samples<[(&'static str, String); 2], u32> {
+        let sample = |replica: &ReplicaSnapshot| {
+            ([("role", replica.load.role.to_string()), replica_label(replica.number)], 1)
+        };
+        self.replicas.iter().map(sample).collect()
     }
 
     fn encode_engines(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
@@ -162,6 +182,8 @@ impl Snapshot {
             .gauges(encoder, of_engines(|engine| engine.slots))?;
         told("active_slots", "Requests that a replica generates now")
             .gauges(encoder, of_engines(|engine| engine.active))?;
+        told("held_slots", "Slots that a replica keeps for another one to take over")
+            .gauges(encoder, of_engines(|engine| engine.held))?;
         told(
             "engine_queued_requests",
             "Requests that a master holds until one that left gives its slot back",

@@ -18,6 +18,8 @@ pub(crate) enum ApiError {
     AdminKey,
     #[error("{reason}")]
     NoSuchNode { reason: String },
+    #[error("{reason}")]
+    NoSuchReplica { reason: String },
     #[error("the body must be sent as application/json, not as {found}")]
     ContentType { found: String },
     #[error("the body has {size} bytes, the limit is {limit} bytes")]
@@ -90,6 +92,7 @@ impl ApiError {
             Self::MethodNotAllowed { .. } => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed"),
             Self::AdminKey => (StatusCode::UNAUTHORIZED, "invalid_api_key"),
             Self::NoSuchNode { .. } => (StatusCode::NOT_FOUND, "node_not_found"),
+            Self::NoSuchReplica { .. } => (StatusCode::NOT_FOUND, "replica_not_found"),
             Self::ContentType { .. } => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type"),
             Self::BodyTooLarge { .. } | Self::BodyOverLimit { .. } => {
                 (StatusCode::PAYLOAD_TOO_LARGE, "body_too_large")

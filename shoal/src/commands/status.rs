@@ -60,6 +60,25 @@ struct Status {
     /// What the admin API says; nothing where there is no cluster.
     #[serde(skip_serializing_if = "Option::is_none")]
     nodes: Option<Vec<Value>>,
+    /// Likewise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    replicas: Option<Vec<Value>>,
+}
+
+/// Of a replica, what people are shown.
+#[derive(Debug, Deserialize)]
+struct Replica {
+    replica: u32,
+    role: String,
+    status: String,
+    reason: Option<String>,
+    slots: u32,
+    waiting: u32,
+    prefilling: u32,
+    changing_hands: u32,
+    running: u32,
+    prefill_tokens_per_second: f64,
+    ms_per_token_full: f64,
 }
 
 /// Of a node, what people are shown.
@@ -128,20 +147,31 @@ async fn look(args: &StatusArgs, client: &Client, key: Option<&str>) -> Result<S
     let asking = || format!("asking {server}");
     let ready = client.get(format!("{server}/ready")).timeout(DEADLINE).send().await.with_context(asking)?;
     let ready = ready.json().await.with_context(|| format!("{server} is no server of shoal"))?;
-    let request = client.get(format!("{server}/admin/v1/nodes")).timeout(DEADLINE);
-    let nodes = request.bearer_auth(key.unwrap_or_default()).send().await.with_context(asking)?;
-    let nodes = match nodes.status() {
+    let (nodes, replicas) =
+        (list(&server, "nodes", (client, key)).await?, list(&server, "replicas", (client, key)).await?);
+    Ok(Status { server, ready, nodes, replicas })
+}
+
+/// A list of the admin API; none where there is no such API.
+async fn list(
+    server: &str,
+    what: &str,
+    (client, key): (&Client, Option<&str>),
+) -> Result<Option<Vec<Value>>> {
+    let asking = || format!("asking {server} for its {what}");
+    let request = client.get(format!("{server}/admin/v1/{what}")).timeout(DEADLINE);
+    let reply = request.bearer_auth(key.unwrap_or_default()).send().await.with_context(asking)?;
+    match reply.status() {
         StatusCode::OK => {
-            let mut list: Value = nodes.json().await.with_context(asking)?;
-            Some(serde_json::from_value(list["data"].take()).with_context(asking)?)
+            let mut list: Value = reply.json().await.with_context(asking)?;
+            Ok(Some(serde_json::from_value(list["data"].take()).with_context(asking)?))
         }
-        StatusCode::NOT_FOUND => None,
+        StatusCode::NOT_FOUND => Ok(None),
         StatusCode::UNAUTHORIZED => bail!(
             "{server} asks for the admin key of another state folder: give it with --admin-key, or its folder with --state"
         ),
         other => bail!("{server} answers with {other}"),
-    };
-    Ok(Status { server, ready, nodes })
+    }
 }
 
 fn show(status: &Status, args: &StatusArgs) -> Result<()> {
@@ -165,15 +195,41 @@ fn text(status: &Status) -> Result<String> {
     let Some(nodes) = &status.nodes else {
         return Ok(format!("{served}\nno cluster: all runs on that host"));
     };
-    let nodes: Vec<Node> = nodes
-        .iter()
-        .map(|node| serde_json::from_value(node.clone()))
-        .collect::<Result<_, _>>()
-        .context("reading the nodes")?;
+    let replicas: Vec<Replica> = read(status.replicas.iter().flatten()).context("reading the replicas")?;
+    let served = if replicas.is_empty() { served } else { format!("{served}\n{}", replica_table(&replicas)) };
+    let nodes: Vec<Node> = read(nodes).context("reading the nodes")?;
     if nodes.is_empty() {
         return Ok(format!("{served}\nno nodes: `shoal token create` invites one"));
     }
     Ok(format!("{served}\n{}", table(&nodes)))
+}
+
+fn read<'a, T: serde::de::DeserializeOwned>(
+    values: impl IntoIterator<Item = &'a Value>,
+) -> Result<Vec<T>, serde_json::Error> {
+    values.into_iter().map(|value| T::deserialize(value)).collect()
+}
+
+fn replica_table(replicas: &[Replica]) -> String {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_BORDERS_ONLY);
+    table.set_header([
+        "replica", "role", "state", "slots", "prompts", "moving", "answers", "waiting", "rates",
+    ]);
+    for replica in replicas {
+        let state = replica
+            .reason
+            .as_ref()
+            .map_or_else(|| replica.status.clone(), |reason| format!("{}: {reason}", replica.status));
+        let Replica { prefill_tokens_per_second: prefill, ms_per_token_full: tpot, .. } = replica;
+        let counts =
+            [replica.slots, replica.prefilling, replica.changing_hands, replica.running, replica.waiting];
+        let mut row = vec![replica.replica.to_string(), replica.role.clone(), state];
+        row.extend(counts.map(|count| count.to_string()));
+        row.push(format!("{prefill:.0} prompt tokens/s, {tpot:.1} ms per token"));
+        table.add_row(row);
+    }
+    table.to_string()
 }
 
 fn table(nodes: &[Node]) -> String {
@@ -224,7 +280,13 @@ mod tests {
     use super::*;
 
     fn status(ready: Value, nodes: Option<Vec<Value>>) -> String {
-        text(&Status { server: "http://x".into(), ready, nodes }).unwrap()
+        let replica = json!({
+            "replica": 1, "role": "decode", "status": "down", "reason": "stage 0 was killed", "slots": 4,
+            "waiting": 0, "prefilling": 0, "changing_hands": 1, "running": 2,
+            "prefill_tokens_per_second": 512.3, "ms_per_token_alone": 9.0, "ms_per_token_full": 20.5,
+        });
+        let replicas = nodes.as_ref().map(|_| vec![replica]);
+        text(&Status { server: "http://x".into(), ready, nodes, replicas }).unwrap()
     }
 
     #[test]
@@ -246,6 +308,8 @@ mod tests {
             "stage 1 of 2: blocks 15..30",
             "waits to be approved: ab12",
             "away since 2027",
+            "down: stage 0 was killed",
+            "512 prompt tokens/s, 20.5 ms per token",
         ] {
             assert!(shown.contains(part), "{part} is missing in\n{shown}");
         }

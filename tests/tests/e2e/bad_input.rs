@@ -49,6 +49,21 @@ fn cuts_out_of_order_or_range_and_too_many_stages_are_refused() {
 }
 
 #[test]
+fn roles_and_cuts_that_are_not_those_of_the_replicas_are_refused() {
+    for (args, named) in [
+        (&["--replicas", "2", "--roles", "prefill"][..], "--roles is given for 1 replicas, but there are 2"),
+        (&["--roles", "prefill,decode"], "--roles is given for 2 replicas, but there are 1"),
+        (&["--replicas", "2", "--roles", "prefill,cook"], "cook"),
+        (&["--cuts", "10", "--cuts", "20"], "--cuts is given for 2 replicas, but there are 1"),
+        (&["--cuts", "10,x"], "x"),
+    ] {
+        let (code, stderr) = shoal(&[&["serve", "-m", "SmolLM2"], args].concat());
+        assert_eq!(code, 2, "{args:?}: {stderr}");
+        assert!(stderr.contains(named), "{args:?}: {stderr}");
+    }
+}
+
+#[test]
 fn a_port_in_use_is_named() {
     let holder = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = holder.local_addr().unwrap().to_string();

@@ -14,4 +14,5 @@ mod nodes;
 mod openai_client;
 mod planning;
 mod replicas;
+mod roles;
 mod text_equality;

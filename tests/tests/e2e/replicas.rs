@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use serde_json::{Value, json};
-use tests::chat::EventStream;
+use tests::chat::{Answer, EventStream};
 use tests::models::{SMOLLM2, model_path};
 use tests::process::{eventually, signal};
 use tests::reference::Reference;
@@ -28,37 +28,9 @@ const BEGINNINGS: [&str; 10] = [
     "A good team needs",
 ];
 
-/// What a client gets of a stream, to its end. An error event fails the test.
-struct Answer {
-    text: String,
-    finish_reason: String,
-    usage: Value,
-    timings: Value,
-}
-
-async fn answer(server: &Server, body: Value) -> Answer {
-    let mut stream = EventStream::open(server, "/v1/completions", body).await.unwrap();
-    let mut answer = Answer {
-        text: String::new(),
-        finish_reason: String::new(),
-        usage: Value::Null,
-        timings: Value::Null,
-    };
-    loop {
-        let data = stream.next().await.unwrap().expect("the stream ends with [DONE]");
-        if data == "[DONE]" {
-            return answer;
-        }
-        let event: Value = serde_json::from_str(&data).unwrap();
-        assert!(event["error"].is_null(), "{event}");
-        answer.text += event["choices"][0]["text"].as_str().unwrap_or_default();
-        if let Some(reason) = event["choices"][0]["finish_reason"].as_str() {
-            answer.finish_reason = reason.to_owned();
-        }
-        if !event["usage"].is_null() {
-            (answer.usage, answer.timings) = (event["usage"].clone(), event["timings"].clone());
-        }
-    }
+/// An error event fails the test.
+pub(crate) async fn answer(server: &Server, body: Value) -> Answer {
+    tests::chat::completion(server, body).await.unwrap()
 }
 
 /// Numbers that look random and are the same in every run.
@@ -71,7 +43,7 @@ fn draws(seed: u64) -> impl Iterator<Item = u64> {
 }
 
 /// Kills a stage of any replica every second or two, a few times: fewer than make a stage be given up.
-async fn kill_stages(server: &Server, seed: u64) -> u32 {
+pub(crate) async fn kill_stages(server: &Server, seed: u64) -> u32 {
     let mut draws = draws(seed);
     let mut draw = move |below: u64| draws.next().unwrap() % below;
     let mut killed = 0;
@@ -164,15 +136,8 @@ async fn seeded_sampling_and_grammars_go_on_after_all_replicas_were_lost_as_if_n
 /// A server both of whose replicas serve; its API is ready with one.
 async fn two_replicas(more: &[&str]) -> Server {
     let server = Server::start("SmolLM2", &[TWO_REPLICAS, more].concat()).await.unwrap();
-    eventually("both replicas", READY_DEADLINE, async || has_ready(&server, 2).await).await.unwrap();
+    eventually("both replicas", READY_DEADLINE, async || server.ready_replicas(2).await).await.unwrap();
     server
-}
-
-/// Whether the API is ready with so many replicas that serve.
-async fn has_ready(server: &Server, wanted: usize) -> Option<()> {
-    let (code, ready) = server.ready().await.ok()?;
-    let ready = ready["replicas"].as_array()?.iter().filter(|replica| replica["status"] == "ready").count();
-    (code.is_success() && ready == wanted).then_some(())
 }
 
 async fn replays(server: &Server) -> f64 {
@@ -219,10 +184,10 @@ async fn a_lost_replica_leaves_the_api_ready_and_is_told_of() {
     let server = two_replicas(&["--json"]).await;
     assert_eq!(server.workers().len(), 4);
     signal(server.workers()[0], "KILL").unwrap();
-    eventually("the loss to be told", Duration::from_secs(5), async || has_ready(&server, 1).await)
+    eventually("the loss to be told", Duration::from_secs(5), async || server.ready_replicas(1).await)
         .await
         .unwrap();
-    eventually("its return", READY_DEADLINE, async || has_ready(&server, 2).await).await.unwrap();
+    eventually("its return", READY_DEADLINE, async || server.ready_replicas(2).await).await.unwrap();
     let events: Vec<Value> =
         server.log().lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     let of = |event: &str, replica: u64| {

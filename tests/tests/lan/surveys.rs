@@ -1,39 +1,19 @@
 //! `shoal links` between hosts of a Lan: that links are measured as they are, that a cut one is reported, and that a host's
 //! reachable address is found. The first test looks at the clock, since time is what it is about.
 
-use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use serde_json::Value;
 use tests::lan::{Host, HostSpec, Lan, LinkShape};
-use tests::node::{Node, Trust, links};
+use tests::node::{NODE_PORT, cluster_on, links};
 use tests::process::shoal_binary;
 
 /// Links that are asked for: Mbit/s and microseconds of round trip.
 const SHAPES: [(f64, u64); 3] = [(920.0, 300), (100.0, 2_000), (20.0, 10_000)];
 
-const PORT: u16 = 8470;
-
 fn shoal_on(host: &Host) -> Command {
     host.command(shoal_binary().unwrap())
-}
-
-async fn node_on(host: &Host, identity: &Path) -> Node {
-    let mut command = shoal_on(host);
-    command.arg("node").arg("--bind").arg(format!("0.0.0.0:{PORT}"));
-    Node::run(command, identity, &[]).await.unwrap()
-}
-
-/// A cluster on some hosts, and the arguments that name its nodes as seen from the hosts.
-pub(crate) async fn cluster_on(hosts: &[&Host]) -> (Trust, Vec<Node>, String) {
-    let trust = Trust::found().unwrap();
-    let mut nodes = Vec::new();
-    for host in hosts {
-        nodes.push(node_on(host, &trust.issue(host.name()).unwrap()).await);
-    }
-    let addresses = hosts.iter().map(|host| format!("{}:{PORT}", host.address())).collect::<Vec<_>>();
-    (trust, nodes, addresses.join(","))
 }
 
 fn link<'a>(report: &'a Value, from: &str, to: &str) -> &'a Value {
@@ -57,7 +37,7 @@ fn misfit(report: &Value, (mbit, round_trip_us): (f64, u64)) -> Option<String> {
 #[tokio::test]
 async fn links_are_measured_as_they_are() {
     let Some(lan) = Lan::with_hosts(&["a", "b"]).build_or_skip().unwrap() else { return };
-    let (trust, _nodes, addresses) = cluster_on(&[lan.host("a"), lan.host("b")]).await;
+    let (trust, _nodes, addresses) = cluster_on(&[lan.host("a"), lan.host("b")]).await.unwrap();
     let me = trust.issue("me").unwrap();
     for shape in SHAPES {
         lan.shape("a", "b", LinkShape::new(shape.0, Duration::from_micros(shape.1))).unwrap();
@@ -83,7 +63,8 @@ async fn a_link_that_drops_in_mid_measurement_is_reported_and_the_rest_is_measur
     for (a, b) in [("a", "b"), ("a", "c"), ("b", "c")] {
         lan.shape(a, b, slow).unwrap();
     }
-    let (trust, _nodes, addresses) = cluster_on(&[lan.host("a"), lan.host("b"), lan.host("c")]).await;
+    let (trust, _nodes, addresses) =
+        cluster_on(&[lan.host("a"), lan.host("b"), lan.host("c")]).await.unwrap();
     let me = trust.issue("me").unwrap();
     let args = ["--node", &addresses, "--n-embd", "576"];
     let survey = links(shoal_on(lan.host("a")), &me, &args);
@@ -131,12 +112,12 @@ async fn case_27_of_several_addresses_the_reachable_one_is_found() {
         .host(HostSpec::new("c").network("fast"));
     let Some(lan) = spec.build_or_skip().unwrap() else { return };
     let (a, b, c) = (lan.host("a"), lan.host("b"), lan.host("c"));
-    let (trust, nodes, _) = cluster_on(&[a, b, c]).await;
+    let (trust, nodes, _) = cluster_on(&[a, b, c]).await.unwrap();
     let offered = nodes[1].addresses();
     assert!(offered.iter().any(|address| address.starts_with("10.99.0.7")), "{offered:?}");
     let me = trust.issue("me").unwrap();
     // From b, which knows itself by an address that nobody else reaches.
-    let node = |address: std::net::IpAddr| format!("{address}:{PORT}");
+    let node = |address: std::net::IpAddr| format!("{address}:{NODE_PORT}");
     let addresses = [node(a.address()), node(vpn.0), node(c.address())].join(",");
     let (ok, report, said) =
         links(shoal_on(b), &me, &["--node", &addresses, "--n-embd", "64"]).await.unwrap();

@@ -6,10 +6,9 @@ use std::time::Duration;
 use serde_json::Value;
 use tests::chat::{EventStream, greedy};
 use tests::lan::{Host, Lan, LinkShape};
+use tests::node::cluster_on;
 use tests::process::eventually;
 use tests::server::{Server, sample};
-
-use crate::surveys::cluster_on;
 
 /// Half a minute more than it takes on an idle machine.
 const SURVEYED: Duration = Duration::from_secs(60);
@@ -47,7 +46,7 @@ fn a_link_that_became_slow_under_a_replica_is_measured_again_and_answers_go_on()
     let Some(lan) = Lan::with_hosts(&["a", "b"]).build_or_skip().unwrap() else { return };
     lan.shape("a", "b", LinkShape::E2LLM).unwrap();
     on(lan.host("a"), async || {
-        let (trust, _nodes, addresses) = cluster_on(&[lan.host("a"), lan.host("b")]).await;
+        let (trust, _nodes, addresses) = cluster_on(&[lan.host("a"), lan.host("b")]).await.unwrap();
         let me = trust.issue("me").unwrap();
         let args = ["--slots", "2", "--ctx", "4096", "--threads", "1", "--json", "--node", &addresses];
         let args = [&args[..], &["--identity", me.to_str().unwrap()]].concat();

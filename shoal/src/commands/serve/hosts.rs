@@ -57,9 +57,9 @@ impl Hosts {
             }
             Source::Cluster(registry) => {
                 let stages = args.stages();
-                let wanted = stages * args.replicas as usize;
-                let nodes = cluster::nodes(registry, identity, wanted, waiting).await?;
-                nodes.chunks(stages).map(<[NodeClient]>::to_vec).collect()
+                let nodes = cluster::nodes(registry, identity, stages.iter().sum(), waiting).await?;
+                let mut nodes = nodes.into_iter();
+                stages.iter().map(|&stages| nodes.by_ref().take(stages).collect()).collect()
             }
         };
         Ok(())

@@ -4,6 +4,7 @@ mod cluster;
 mod hosts;
 mod links;
 mod profiles;
+mod replicas;
 mod report;
 mod session;
 
@@ -25,6 +26,8 @@ use protocol::rows::RowEncoding;
 
 use super::nodes::node_address;
 use crate::cli::Globals;
+pub(crate) use replicas::ReplicaArgs;
+use replicas::{CutList, NodeList, RoleArg, cut_list, node_list};
 
 /// Arguments of `shoal serve`.
 #[derive(Debug, Args)]
@@ -35,6 +38,8 @@ Examples:
   shoal serve -m SmolLM2 --cuts 8,20 --slots 8   blocks 0-7, 8-19 and the rest; 8 requests at once
   shoal serve -m SmolLM2 --gpu-layers 30         one process, with 30 blocks on the GPU
   shoal serve -m SmolLM2 --replicas 2            two replicas on this host: if one fails, the other goes on
+  shoal serve -m SmolLM2 --replicas 2 --roles prefill,decode --cuts 10,20 --cuts 15
+                                                 one computes prompts on three stages, the other answers on two
   shoal serve -m SmolLM2 --json                  a JSON object per event: starting, ready, down, links
   shoal serve -m SmolLM2 --identity me.json --node desk --node mac    one stage on each of two nodes
   shoal serve -m SmolLM2 --identity me.json --replica desk,mac --replica lab
@@ -56,9 +61,9 @@ pub(crate) struct ServeArgs {
     /// Stages, each a process with a part of the layers, split evenly by bytes.
     #[arg(long, env = "SHOAL_STAGES", value_name = "N", default_value_t = 1, conflicts_with = "cuts")]
     stages: u32,
-    /// First blocks of the second and later stages, instead of an even split.
-    #[arg(long, env = "SHOAL_CUTS", value_name = "BLOCKS", value_delimiter = ',')]
-    cuts: Option<Vec<u32>>,
+    /// First blocks of the second and later stages, instead of an even split; once, or once for each replica.
+    #[arg(long, env = "SHOAL_CUTS", value_name = "BLOCKS", value_delimiter = ';', value_parser = cut_list)]
+    cuts: Vec<CutList>,
     /// Address of a node to run a stage on, with a copy of the model in its models folder; repeat it for each stage.
     #[arg(long = "node", env = "SHOAL_NODES", value_name = "ADDRESS", value_delimiter = ',',
           value_parser = node_address, requires = "identity", conflicts_with = "stages", group = "on_nodes")]
@@ -71,6 +76,13 @@ pub(crate) struct ServeArgs {
     #[arg(long, env = "SHOAL_REPLICAS", value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(1..=64), conflicts_with = "on_nodes")]
     replicas: u32,
+    /// What each replica is used for, in their order: prefill, decode or mixed [default: mixed, which is both].
+    ///
+    /// A prefill replica computes prompts and first tokens and hands them over; a decode replica goes on from there. While no
+    /// replica of one of the two serves, those of the other do both. Roles are changed without a restart by
+    /// POST /admin/v1/replicas/N/role with {"role": "decode"}, where nodes can join (--cluster-listen).
+    #[arg(long, env = "SHOAL_ROLES", value_name = "ROLE,...", value_delimiter = ',', value_enum)]
+    roles: Vec<RoleArg>,
     /// File with this member's identity, from `shoal identity issue`, to direct nodes.
     #[arg(long, env = "SHOAL_IDENTITY", value_name = "FILE")]
     identity: Option<PathBuf>,
@@ -100,10 +112,13 @@ pub(crate) struct ServeArgs {
     #[arg(long, env = "SHOAL_MICRO_BATCHES", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     micro_batches: Option<u32>,
     /// Requests that may wait for a slot, of all replicas together; more are refused with 503.
+    ///
+    /// Requests that a prefill replica has computed wait in a second line for a decode replica. They keep its slots meanwhile, so
+    /// there are no more of them than that.
     #[arg(long, env = "SHOAL_QUEUE", value_name = "N", default_value_t = 64,
           value_parser = clap::value_parser!(u32).range(..=65_536))]
     queue: u32,
-    /// How long one of them may.
+    /// How long one of them may, in either line.
     #[arg(long, env = "SHOAL_QUEUE_TIMEOUT", value_name = "SECONDS", default_value_t = 600,
           value_parser = clap::value_parser!(u64).range(1..=86_400))]
     queue_timeout: u64,
@@ -154,56 +169,15 @@ impl From<EncodingArg> for RowEncoding {
     }
 }
 
-/// A stage without a node, or a node without a stage.
-#[derive(Debug, thiserror::Error)]
-#[error("--cuts makes {stages} stages and {nodes} nodes were given for a replica: each stage needs a node")]
-pub(crate) struct StagesAndNodes {
-    stages: usize,
-    nodes: usize,
-}
-
-/// The nodes of one replica.
-#[derive(Debug, Clone)]
-struct NodeList(Vec<Address>);
-
-fn node_list(text: &str) -> Result<NodeList, String> {
-    text.split(',').map(|address| node_address(address.trim())).collect::<Result<_, _>>().map(NodeList)
-}
-
 fn policy_parser() -> impl TypedValueParser<Value = PolicyName> {
     PossibleValuesParser::new(PolicyName::ALL.map(PolicyName::name))
         .try_map(|name| name.parse::<PolicyName>())
 }
 
 impl ServeArgs {
-    fn check(&self) -> Result<(), StagesAndNodes> {
-        let stages = self.cuts.as_ref().map_or(0, |cuts| cuts.len() + 1);
-        let counts = self.replica_nodes().into_iter().map(<[Address]>::len);
-        match counts.into_iter().find(|&nodes| stages > 0 && nodes > 0 && stages != nodes) {
-            Some(nodes) => Err(StagesAndNodes { stages, nodes }),
-            None => Ok(()),
-        }
-    }
-
-    /// Of each replica the nodes of its stages; none where it runs on this host.
-    fn replica_nodes(&self) -> Vec<&[Address]> {
-        if !self.replica.is_empty() {
-            return self.replica.iter().map(|NodeList(nodes)| nodes.as_slice()).collect();
-        }
-        if !self.nodes.is_empty() {
-            return vec![&self.nodes];
-        }
-        vec![&[]; self.replicas as usize]
-    }
-
     /// Whether this host runs no stage.
     fn is_on_nodes(&self) -> bool {
         !self.nodes.is_empty() || !self.replica.is_empty() || self.cluster.on_its_nodes()
-    }
-
-    /// Stages of each replica, unless its nodes were named.
-    fn stages(&self) -> usize {
-        self.cuts.as_ref().map_or(self.stages as usize, |cuts| cuts.len() + 1)
     }
 
     fn memory_check(&self) -> MemoryCheck {
@@ -214,10 +188,11 @@ impl ServeArgs {
         }
     }
 
-    /// What a replica on so many nodes, or on this host, is asked to be.
-    fn request(&self, nodes: usize) -> ReplicaRequest {
-        let layout = match (&self.cuts, nodes) {
-            (Some(cuts), _) => Layout::Cuts(cuts.clone()),
+    /// What a replica is asked to be.
+    fn request(&self, replica: usize) -> ReplicaRequest {
+        let nodes = self.replica_nodes().get(replica).map_or(0, |nodes| nodes.len());
+        let layout = match (self.cuts_of(replica), nodes) {
+            (Some(cuts), _) => Layout::Cuts(cuts.to_vec()),
             (None, 0) => Layout::Stages(self.stages),
             (None, nodes) => Layout::Stages(nodes as u32),
         };

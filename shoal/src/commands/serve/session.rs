@@ -6,14 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use cluster::{DeviceProfile, ForetoldHops, ReplicaState};
+use cluster::{DeviceProfile, ForetoldHops, ReplicaState, Role};
 use futures::future::{join_all, select_all};
 use futures::stream::{FuturesUnordered, StreamExt};
 use node::agent::{Agent, Outlook, RemoteReplica, ReplicaConfig};
 use node::links::{RingNews, RingOutlook, RingWatcher};
 use node::{Folders, Observer, ReplicaPlan, ReplicaRequest, TurnsFile};
-use orchestrator::{OrchestratorConfig, ReplicaFeed};
-use protocol::tls::TlsIdentity;
+use orchestrator::{Fleet, Limits, OrchestratorConfig, ReplicaFeed};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -44,10 +43,16 @@ pub(super) async fn serve(args: &ServeArgs, globals: &Globals) -> Result<()> {
     let cluster = args.cluster.open(globals).await?;
     let registry = cluster.as_ref().map(|cluster| cluster.registry.clone());
     let hosts = Hosts::new(args, registry.as_ref())?;
-    let (wanted, feeds): (Vec<_>, Vec<_>) = plans.into_iter().map(Wanted::new).unzip();
+    let (wanted, feeds): (Vec<_>, Vec<_>) =
+        plans.into_iter().enumerate().map(|(replica, plan)| Wanted::new(plan, args.role(replica))).unzip();
 
     let stop = CancellationToken::new();
-    let mut config = orchestrator_config(args, &facts, &wanted[0].plan, hosts.tls()?, feeds)?;
+    let limits = limits(args);
+    let fleet = Fleet::new(hosts.tls()?, args.router, limits.queue);
+    for feed in feeds {
+        fleet.add(feed);
+    }
+    let mut config = orchestrator_config(args, &facts, &wanted[0].plan, (fleet, limits))?;
     config.cluster = registry;
     let mut http = tokio::spawn(orchestrator::serve(listener, config, stop.clone()));
     let joining = async {
@@ -85,11 +90,11 @@ pub(super) async fn serve(args: &ServeArgs, globals: &Globals) -> Result<()> {
 /// What each replica will hold.
 fn plans(args: &ServeArgs, folders: &Folders, profiles: &[DeviceProfile]) -> Result<Vec<ReplicaPlan>> {
     let memory_costs = profiles.iter().find_map(|profile| profile.memory);
-    let plan = |nodes: usize| {
-        let request = ReplicaRequest { memory_costs, ..args.request(nodes) };
+    let plan = |replica: usize| {
+        let request = ReplicaRequest { memory_costs, ..args.request(replica) };
         Ok(ReplicaPlan::new(model::open(&args.model, folders)?, &request)?)
     };
-    args.replica_nodes().into_iter().map(|nodes| plan(nodes.len())).collect()
+    (0..args.replica_nodes().len()).map(plan).collect()
 }
 
 /// Surveys that may wait to be told; there is one in minutes.
@@ -104,14 +109,20 @@ struct Wanted {
 }
 
 impl Wanted {
-    fn new(plan: ReplicaPlan) -> (Self, ReplicaFeed) {
+    fn new(plan: ReplicaPlan, role: Role) -> (Self, ReplicaFeed) {
         let waiting_for = "slices to be cut".to_owned();
         let (state, state_seen) = watch::channel(ReplicaState::Loading { progress: 0.0, waiting_for });
         let (observations, observed) = watch::channel(Vec::new());
         let (hops, foretold) = watch::channel(None);
         let slots = plan.load().slots;
-        let feed =
-            ReplicaFeed { state: state_seen, observations: observed, hops: foretold, slots, predicted: None };
+        let feed = ReplicaFeed {
+            state: state_seen,
+            observations: observed,
+            hops: foretold,
+            role,
+            slots,
+            predicted: None,
+        };
         let outlook = Outlook { state, observations };
         (Self { plan, outlook, hops }, feed)
     }
@@ -287,8 +298,7 @@ fn orchestrator_config(
     args: &ServeArgs,
     facts: &Facts,
     plan: &ReplicaPlan,
-    tls: TlsIdentity,
-    replicas: Vec<ReplicaFeed>,
+    (fleet, limits): (Fleet, Limits),
 ) -> Result<OrchestratorConfig> {
     let chat_template = args.chat_template_file.as_ref().map(|path| {
         std::fs::read_to_string(path).with_context(|| format!("reading the chat template {}", path.display()))
@@ -299,12 +309,10 @@ fn orchestrator_config(
         aliases: aliases.into_iter().flatten().filter(|alias| *alias != facts.model).collect(),
         model_path: plan.model().path().to_owned(),
         chat_template: chat_template.transpose()?,
-        replicas,
-        router: args.router,
-        tls,
+        fleet,
         cluster: None,
         n_ctx: plan.load().n_ctx,
-        limits: limits(args),
+        limits,
     })
 }
 

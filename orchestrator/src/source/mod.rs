@@ -4,7 +4,12 @@
 //! for what they are: penalties and grammar go on from them, and a draw depends on the seed and the position alone. So the events
 //! that come out here are those of one undisturbed generation with a pause in it; only `Started` may come again.
 //!
+//! So they are where one replica computes the prompt and another one goes on (`hand_off`).
+//!
 //! What ends it: the bounds of `replay`, a wait that is too long, and whatever would be the same on every replica.
+
+mod hand_off;
+mod waiting;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,11 +19,13 @@ use protocol::v1::generate_event::Event;
 use tokio::time::Instant;
 
 use crate::app::App;
-use crate::desk::{Company, Order, Place, PromptPrefix};
+use crate::desk::{Company, Errand, Order, Place, PromptPrefix};
 use crate::dispatch::Seat;
 use crate::openai::ApiError;
 use crate::replay::Trials;
 use crate::replica::{Setback, TokenStream};
+use hand_off::{Held, Holder};
+use waiting::Waiting;
 
 /// Gives a generation's events.
 pub(crate) struct Source {
@@ -37,24 +44,20 @@ enum Phase {
     Waiting(Waiting),
     /// With a master.
     Running(Box<Running>),
+    /// Its first token is there, and its KV is held for another replica.
+    Held(Box<Held>),
     Over,
-}
-
-struct Waiting {
-    seat: Seat,
-    /// It came, or came back, to the queue.
-    since: Instant,
-    /// There was first no replica for it, or one was lost.
-    stranded: Option<Instant>,
-    /// Why it lost its last replica.
-    lost: Option<String>,
 }
 
 struct Running {
     /// Before the seat, so that whoever is dropped cancels its request and then gives its slot to the next.
     events: TokenStream,
+    /// Who has its KV, until it has changed hands.
+    holder: Option<Holder>,
     seat: Seat,
     replica: usize,
+    /// Tokens of the prompt that its slot held already.
+    cached: u32,
     /// Tokens from earlier masters.
     before: u32,
 }
@@ -68,8 +71,7 @@ impl Source {
             reason: full.to_string(),
             seconds: retry_after(full.wait),
         })?;
-        let waiting = Waiting { seat, since: Instant::now(), stranded: None, lost: None };
-        let phase = Phase::Waiting(waiting);
+        let phase = Phase::Waiting(Waiting::new(seat));
         Ok(Self {
             app: Arc::clone(app),
             request,
@@ -85,7 +87,7 @@ impl Source {
     pub(crate) fn predicted_wait(&self) -> Duration {
         match &self.phase {
             Phase::Waiting(waiting) => waiting.seat.predicted_wait(),
-            Phase::Running(_) | Phase::Over => Duration::ZERO,
+            Phase::Running(_) | Phase::Held(_) | Phase::Over => Duration::ZERO,
         }
     }
 
@@ -93,7 +95,7 @@ impl Source {
     pub(crate) fn has_slot(&self) -> bool {
         match &self.phase {
             Phase::Waiting(waiting) => matches!(waiting.seat.place(), Place::Seated { .. }),
-            Phase::Running(_) => true,
+            Phase::Running(_) | Phase::Held(_) => true,
             Phase::Over => false,
         }
     }
@@ -105,10 +107,18 @@ impl Source {
 
     /// Nobody needs the rest: its slot is free from now on.
     pub(crate) fn end(&mut self) {
-        if let Phase::Running(running) = std::mem::replace(&mut self.phase, Phase::Over) {
-            let Running { events, seat, .. } = *running;
-            drop(events);
-            seat.done();
+        match std::mem::replace(&mut self.phase, Phase::Over) {
+            Phase::Running(running) => {
+                let Running { events, holder, seat, .. } = *running;
+                drop((events, holder));
+                seat.done();
+            }
+            Phase::Held(held) => {
+                let Held { holder, seat } = *held;
+                drop(holder);
+                seat.done();
+            }
+            Phase::Waiting(_) | Phase::Over => {}
         }
     }
 
@@ -138,10 +148,14 @@ impl Source {
                     self.send(replica).await?;
                 }
                 Phase::Running(running) => {
-                    let received = running.events.next().await;
+                    let received = running.next().await;
                     if let Some(event) = self.take(received)? {
                         return Ok(event);
                     }
+                }
+                Phase::Held(held) => {
+                    let turn = held.turn(&self.app).await?;
+                    self.turn(turn).await?;
                 }
             }
         }
@@ -149,59 +163,86 @@ impl Source {
 
     /// Asks the master of a replica in which there is a slot.
     async fn send(&mut self, replica: usize) -> Result<(), ApiError> {
-        let accepted = self.app.fleet.replica(replica)?.generate(self.request_now()).await;
+        let Some(member) = self.app.fleet.member(replica) else {
+            return self.set_back(Setback::taken_away(), replica);
+        };
+        let Phase::Waiting(waiting) = &self.phase else { return Ok(()) };
+        let mut request = self.request_now();
+        if waiting.seat.errand() == Errand::Prompt {
+            request.hold_ms = hand_off::hold_ms(&self.app.limits);
+        }
+        let accepted = member.replica.generate(request).await;
         match accepted {
             Ok(events) => {
                 if let Phase::Waiting(Waiting { seat, .. }) = std::mem::replace(&mut self.phase, Phase::Over)
                 {
-                    let before = self.generated();
-                    self.phase = Phase::Running(Box::new(Running { seat, replica, events, before }));
+                    self.run(events, None, (seat, replica));
                 }
+                Ok(())
+            }
+            Err(Setback::CannotHandOff { reason }) => {
+                tracing::debug!(replica, %reason, "the replica decodes what it has the prompt of");
+                waiting.seat.do_whole();
                 Ok(())
             }
             Err(setback) => self.set_back(setback, replica),
         }
     }
 
-    /// Takes what a master said; none if the request goes on elsewhere.
+    fn run(&mut self, events: TokenStream, holder: Option<Holder>, (seat, replica): (Seat, usize)) {
+        let running = Running { events, holder, seat, replica, cached: 0, before: self.generated() };
+        self.phase = Phase::Running(Box::new(running));
+    }
+
+    /// Takes what a master said; none if nobody need be told.
     fn take(&mut self, received: Result<Event, Setback>) -> Result<Option<Event>, ApiError> {
-        let Phase::Running(running) = &self.phase else { return Ok(None) };
-        let Running { seat, replica, before, .. } = &**running;
+        let is_whole = self.is_whole();
+        let Phase::Running(running) = &mut self.phase else { return Ok(None) };
         match received {
             Ok(Event::Started(started)) => {
-                seat.started(started.cached_tokens);
+                running.cached = started.cached_tokens;
+                match &running.holder {
+                    Some(holder) if holder.has_more_than(started.cached_tokens) => return Ok(None),
+                    Some(_) => return self.handed_over(&v1::HandedOver::default()).map(|()| None),
+                    None => running.seat.started(started.cached_tokens),
+                }
                 Ok(Some(Event::Started(started)))
             }
             Ok(Event::Token(token)) => {
-                seat.token();
+                running.seat.token();
                 self.tokens.push(token.id);
                 self.trials.progressed();
                 Ok(Some(Event::Token(token)))
             }
+            Ok(Event::Held(slot)) => {
+                self.hold(slot);
+                Ok(None)
+            }
+            Ok(Event::HandedOver(handed_over)) => self.handed_over(&handed_over).map(|()| None),
             Ok(Event::Finished(mut finished)) => {
                 finished.prompt_tokens = self.request.prompt.len() as u32;
-                finished.generated_tokens += before;
+                finished.generated_tokens += running.before;
                 self.end();
                 Ok(Some(Event::Finished(finished)))
             }
             Ok(event) => Ok(Some(event)),
-            Err(Setback::Lost { .. }) if self.is_whole() => {
+            Err(Setback::Lost { .. }) if is_whole => {
                 self.end();
                 self.was_disturbed = true;
                 Ok(Some(Event::Finished(self.cut_off())))
             }
             Err(setback) => {
-                let replica = *replica;
+                let replica = running.replica;
                 self.set_back(setback, replica).map(|()| None)
             }
         }
     }
 
-    /// Goes back to the queue, if it may.
+    /// Goes back to the queue, if it may; or to the line for decode slots, if it was to change hands and its KV is still there.
     fn set_back(&mut self, setback: Setback, replica: usize) -> Result<(), ApiError> {
         let (reason, company) = match setback {
             Setback::Final(error) => return Err(error),
-            Setback::Unreached { reason } => (reason, Some(Company::Any)),
+            Setback::Unreached { reason } | Setback::CannotHandOff { reason } => (reason, Some(Company::Any)),
             Setback::Lost { reason } => {
                 let company = self.trials.lost();
                 if company.is_some() {
@@ -227,7 +268,18 @@ impl Source {
         let now = Instant::now();
         let (seat, stranded) = match std::mem::replace(&mut self.phase, Phase::Over) {
             Phase::Waiting(Waiting { seat, stranded, .. }) => (seat, stranded),
-            Phase::Running(running) => (running.seat, None),
+            Phase::Running(running) => match *running {
+                Running { holder: Some(holder), seat, .. } if company == Company::Any => {
+                    self.phase = Phase::Held(Box::new(Held { holder, seat }));
+                    return Ok(());
+                }
+                Running { seat, .. } => (seat, None),
+            },
+            Phase::Held(held) if company == Company::Any && !held.is_held_by(replica) => {
+                self.phase = Phase::Held(held);
+                return Ok(());
+            }
+            Phase::Held(held) => (held.seat, None),
             Phase::Over => return Ok(()),
         };
         seat.lost(order(&self.request, self.generated(), &self.prefix, company));
@@ -266,50 +318,6 @@ impl Source {
             decode_ms: 0.0,
         }
     }
-}
-
-impl Waiting {
-    /// Waits for a slot, and gives the replica's number.
-    async fn slot(&mut self, app: &App) -> Result<usize, ApiError> {
-        loop {
-            let place = self.seat.place();
-            let (deadline, is_stranded) = match place {
-                Place::Seated { replica }
-                | Place::Prefilled { replica }
-                | Place::Moving { from: replica, .. } => return Ok(replica),
-                Place::Parked => {
-                    let since = *self.stranded.get_or_insert_with(Instant::now);
-                    (since + app.limits.replay_timeout, true)
-                }
-                Place::Waiting { .. } => {
-                    // Some replica serves: it is no longer stranded, only late.
-                    self.stranded = None;
-                    (self.since + app.limits.queue_timeout, false)
-                }
-            };
-            tracing::debug!(?place, "queued");
-            tokio::select! {
-                biased;
-                () = self.seat.moved() => {}
-                () = tokio::time::sleep_until(deadline) => {
-                    return Err(if is_stranded { self.given_up(app) } else { too_late(app) });
-                }
-            }
-        }
-    }
-
-    /// There was no replica for too long.
-    fn given_up(&self, app: &App) -> ApiError {
-        match (&self.lost, app.fleet.readiness()) {
-            (Some(reason), _) => ApiError::ReplicaLost { reason: reason.clone() },
-            (None, Err(error)) => error,
-            (None, Ok(())) => ApiError::NotReady { reason: "no replica could take the request".into() },
-        }
-    }
-}
-
-fn too_late(app: &App) -> ApiError {
-    ApiError::QueueTimeout { seconds: app.limits.queue_timeout.as_secs() }
 }
 
 /// What the desk is told of a request that has got so many tokens already.
