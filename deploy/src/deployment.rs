@@ -197,6 +197,13 @@ impl Deployment {
         before.ok_or(DeployError::NothingBefore)
     }
 
+    /// What was last desired of what was not made because nodes came or went.
+    pub fn base(&self) -> Result<Option<Goal>> {
+        let mut history = self.history()?.into_iter();
+        let base = history.find(|(_, plan)| plan.origin != PlanOrigin::Replanned);
+        base.map(|(decision, plan)| self.goal_of(&plan, decision.id)).transpose()
+    }
+
     /// The steps to a plan from what is there now.
     pub fn steps_to(&self, plan: u64) -> Result<Vec<StepView>> {
         let goal = self.goal_of(&self.0.registry.plan(plan)?, u64::MAX)?;
@@ -347,7 +354,7 @@ impl Deployment {
 }
 
 /// Reads a plan: a plan file, or a report of `shoal plan --json` with one in it.
-fn read_plan(text: &str) -> Result<PlanFile> {
+pub fn read_plan(text: &str) -> Result<PlanFile> {
     let Ok(Value::Object(mut report)) = serde_json::from_str(text) else {
         return Ok(PlanFile::from_json(text)?);
     };

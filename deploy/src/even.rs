@@ -6,7 +6,7 @@ use cluster::{
 };
 
 /// What the plan is chosen by, in the plan.
-pub const OBJECTIVE: &str = "even";
+const OBJECTIVE: &str = "even";
 
 /// The replicas that are asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,17 +41,6 @@ impl Even {
         let replicas = groups.take(self.replicas).map(|group| self.replica(&ranges, group)).collect();
         let idle = nodes.iter().skip(self.nodes()).map(|node| DeviceId(node.0.clone())).collect();
         Ok(Plan { objective: OBJECTIVE.to_owned(), replicas, idle, prediction: Prediction::default() })
-    }
-
-    /// The best of its kind that so few nodes can hold: as many replicas as there are nodes for; if there is not one, one with fewer
-    /// stages.
-    pub fn fewer(&self, nodes: usize) -> Self {
-        let stages = self.stages.min(u32::try_from(nodes).unwrap_or(u32::MAX)).max(1);
-        let replicas = (nodes / stages as usize).clamp(1, self.replicas.max(1));
-        if stages == self.stages {
-            return Self { replicas, ..self.clone() };
-        }
-        Self { replicas, stages, cuts: None, gpu_blocks: Vec::new(), ..self.clone() }
     }
 
     fn replica(&self, ranges: &[LayerRange], nodes: &[NodeId]) -> ReplicaPlan {
@@ -102,16 +91,5 @@ mod tests {
         assert_eq!(plan.idle, [DeviceId("n4".into())]);
         assert_eq!(plan.replicas[0].stages[1].layers.end(), 30);
         assert!(even(1, 40).plan(&model(30), &nodes(40)).is_err());
-    }
-
-    #[test]
-    fn fewer_nodes_hold_fewer_replicas_and_then_fewer_stages() {
-        for (nodes, replicas, stages) in [(4, 2, 2), (3, 1, 2), (2, 1, 2), (1, 1, 1), (9, 2, 2)] {
-            let fewer = even(2, 2).fewer(nodes);
-            assert_eq!((fewer.replicas, fewer.stages), (replicas, stages), "{nodes} nodes");
-        }
-        let cut = Even { cuts: Some(vec![8, 20]), gpu_blocks: vec![8], ..even(1, 3) };
-        assert_eq!(cut.fewer(3), cut);
-        assert_eq!((cut.fewer(2).cuts, cut.fewer(2).stages), (None, 2));
     }
 }

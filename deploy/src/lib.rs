@@ -9,13 +9,15 @@ mod check;
 mod deployment;
 mod difference;
 mod even;
+mod mend;
 #[cfg(test)]
 mod testing;
 mod view;
 
 pub use chain::{Chain, Place, node_and_device};
 pub use check::{Fault, KnownNode, ReplicaFault, StageFault};
-pub use deployment::{DeployError, Deployment, Goal, MemoryRule, Seen, ServedModel};
+pub use deployment::{DeployError, Deployment, Goal, MemoryRule, Seen, ServedModel, read_plan};
 pub use difference::{Act, Health, Leaving, Memory, Observed, Step, Wait, Wanted};
-pub use even::{Even, OBJECTIVE as EVEN};
+pub use even::Even;
+pub use mend::mend;
 pub use view::{DeploymentView, PlanView, StepView};

@@ -100,7 +100,8 @@ impl PlanView {
 }
 
 impl StepView {
-    pub(crate) fn new(step: &Step, goal: &Goal, seen: &[Seen]) -> Self {
+    /// Of a step to a goal, from what is there.
+    pub fn new(step: &Step, goal: &Goal, seen: &[Seen]) -> Self {
         let chain_of = |number: usize| {
             let one = seen.iter().find(|seen| seen.observed.number == number);
             one.map(|seen| seen.observed.chain.to_string()).unwrap_or_default()

@@ -75,6 +75,7 @@ impl Bench {
             chat_template: None,
             fleet: fleet.clone(),
             cluster: None,
+            deployment: None,
             n_ctx: N_CTX,
             limits,
         };
@@ -546,6 +547,7 @@ async fn a_model_that_is_no_model_ends_the_server_with_its_name() {
         chat_template: None,
         fleet: fleet(vec![feed], &identity, &Limits::default()),
         cluster: None,
+        deployment: None,
         n_ctx: N_CTX,
         limits: Limits::default(),
     };

@@ -33,6 +33,7 @@ fn app(state: ReplicaState) -> (Arc<App>, watch::Sender<ReplicaState>) {
         chat_template: None,
         fleet: fleet(feeds, &tls, &Limits::default()),
         cluster: None,
+        deployment: None,
         n_ctx: 512,
         limits: Limits { max_body: Bytes(4096), max_open_requests: 1, ..Limits::default() },
     };
