@@ -66,7 +66,7 @@ const NEVER_BELOW: [(&str, &[&str], &str); 9] = [
     ),
     ("llama", &["tokio", "tonic"], "it blocks; who calls it chooses the thread"),
     ("protocol", &["llama-cpp-sys-2"], "what is said on the wire does not depend on llama.cpp"),
-    ("deploy", &["llama-cpp-sys-2", "axum"], "what is desired has nothing to do with who carries it out"),
+    ("deploy", &["llama-cpp-sys-2"], "what is desired has nothing to do with who carries it out"),
     ("registry", &["llama-cpp-sys-2"], "who is a member has nothing to do with models"),
     ("node", &["llama-cpp-sys-2"], "native code can abort the process, and the agent must survive"),
 ];
