@@ -5,6 +5,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use deploy::Deployment;
 use registry::Registry;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
@@ -30,6 +31,8 @@ pub(crate) struct App {
     pub(crate) fleet: Fleet,
     /// Whose members may be decided about, if any.
     pub(crate) cluster: Option<Registry>,
+    /// What is to run on it, if that can be decided.
+    pub(crate) deployment: Option<Deployment>,
     /// What is counted.
     pub(crate) metrics: Arc<Metrics>,
     text_model: OnceLock<Arc<TextModel>>,
@@ -52,6 +55,7 @@ impl App {
             fleet: config.fleet,
             limits: config.limits,
             cluster: config.cluster,
+            deployment: config.deployment,
             metrics: Arc::default(),
             text_model: OnceLock::new(),
             closing: CancellationToken::new(),

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use cluster::{Bytes, ForetoldHops, ReplicaState, Role, StageObservation};
+use deploy::Deployment;
 use registry::Registry;
 use tokio::sync::watch;
 
@@ -25,6 +26,8 @@ pub struct OrchestratorConfig {
     pub fleet: Fleet,
     /// Whose members may be looked at and decided about, where this process is a cluster's orchestrator.
     pub cluster: Option<Registry>,
+    /// What is to run on that cluster, where plans are carried out.
+    pub deployment: Option<Deployment>,
     /// Tokens a slot holds.
     pub n_ctx: u32,
     /// Bounds on what clients may ask for.

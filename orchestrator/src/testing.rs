@@ -43,6 +43,7 @@ pub(crate) fn config(replica: ReplicaFeed) -> OrchestratorConfig {
         chat_template: None,
         fleet: fleet(vec![replica], &tls, &limits),
         cluster: None,
+        deployment: None,
         n_ctx: 512,
         limits,
     }

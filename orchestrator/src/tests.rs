@@ -76,6 +76,7 @@ impl Bench {
             chat_template: None,
             fleet: fleet.clone(),
             cluster: None,
+            deployment: None,
             n_ctx: N_CTX,
             limits,
         };

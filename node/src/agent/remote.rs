@@ -34,7 +34,7 @@ pub(super) struct RemoteWorker {
 impl RemoteWorker {
     /// Orders a worker and waits until it listens.
     pub(super) async fn start(at: &NodeAt, order: &StageOrder) -> Result<Self, Lost> {
-        let connected = NodeClient::connect(&at.address, &at.identity, &at.build).await;
+        let connected = NodeClient::connect(&at.address(), &at.identity, &at.build).await;
         let node = connected.map_err(unreachable)?;
         let who = format!("node {}", node.name());
         let mut stream = node.run_worker(order.clone()).await.map_err(refused)?;

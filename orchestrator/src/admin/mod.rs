@@ -1,10 +1,11 @@
-//! The admin API: who is a member of the cluster, what its replicas do, and what happened. It is there where nodes can join, and for
-//! those who have the key that lies with the cluster's state.
+//! The admin API: who is a member of the cluster, what its replicas do, what is to run on it, and what happened. It is there where
+//! nodes can join, and for those who have the key that lies with the cluster's state.
 //!
-//! It decides nothing: the registry and the desk do.
+//! It decides nothing: the registry, the desk and the deployment do.
 
 mod events;
 mod nodes;
+mod plans;
 mod replicas;
 
 use std::sync::Arc;
@@ -30,8 +31,22 @@ pub(crate) fn routes(app: &App) -> Router<Arc<App>> {
         .route("/admin/v1/replicas", get(replicas::list))
         .route("/admin/v1/replicas/{replica}/role", post(replicas::set_role))
         .route("/admin/v1/events", get(events::events))
+        .merge(plan_routes(app))
         // Only of these routes, and before their handlers: one that is added is protected.
         .route_layer(from_fn_with_state(registry, check_key))
+}
+
+/// Where plans are carried out.
+fn plan_routes(app: &App) -> Router<Arc<App>> {
+    if app.deployment.is_none() {
+        return Router::new();
+    }
+    Router::new()
+        .route("/admin/v1/plans", get(plans::list).post(plans::add))
+        .route("/admin/v1/plans/rollback", post(plans::roll_back))
+        .route("/admin/v1/plans/{id}", get(plans::one))
+        .route("/admin/v1/plans/{id}/apply", post(plans::apply))
+        .route("/admin/v1/deployment", get(plans::now))
 }
 
 async fn check_key(

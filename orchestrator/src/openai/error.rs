@@ -20,6 +20,12 @@ pub(crate) enum ApiError {
     NoSuchNode { reason: String },
     #[error("{reason}")]
     NoSuchReplica { reason: String },
+    #[error("{reason}")]
+    NoSuchPlan { reason: String },
+    #[error("{reason}")]
+    PlanConflict { reason: String },
+    #[error("the plan cannot be: {}", faults.join("; "))]
+    BadPlan { faults: Vec<String> },
     #[error("the body must be sent as application/json, not as {found}")]
     ContentType { found: String },
     #[error("the body has {size} bytes, the limit is {limit} bytes")]
@@ -93,6 +99,9 @@ impl ApiError {
             Self::AdminKey => (StatusCode::UNAUTHORIZED, "invalid_api_key"),
             Self::NoSuchNode { .. } => (StatusCode::NOT_FOUND, "node_not_found"),
             Self::NoSuchReplica { .. } => (StatusCode::NOT_FOUND, "replica_not_found"),
+            Self::NoSuchPlan { .. } => (StatusCode::NOT_FOUND, "plan_not_found"),
+            Self::PlanConflict { .. } => (StatusCode::CONFLICT, "plan_conflict"),
+            Self::BadPlan { .. } => (StatusCode::BAD_REQUEST, "invalid_plan"),
             Self::ContentType { .. } => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type"),
             Self::BodyTooLarge { .. } | Self::BodyOverLimit { .. } => {
                 (StatusCode::PAYLOAD_TOO_LARGE, "body_too_large")
@@ -157,7 +166,11 @@ impl ApiError {
             _ => "invalid_request_error",
         };
         let message = self.to_string();
-        ErrorBody { error: ErrorFields { message, kind, param: self.param(), code } }
+        let faults = match self {
+            Self::BadPlan { faults } => faults.as_slice(),
+            _ => &[],
+        };
+        ErrorBody { error: ErrorFields { message, kind, param: self.param(), code, faults } }
     }
 }
 
@@ -192,6 +205,9 @@ struct ErrorFields<'a> {
     kind: &'static str,
     param: Option<&'a str>,
     code: &'static str,
+    /// Beyond OpenAI's fields: each on its own, where there are several.
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    faults: &'a [String],
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Where replicas run: on this host, or each stage on a node, which was named or is a member of the cluster.
+//! Where the replicas of a run run that stay to its end: on this host, or each stage on a node that was named.
 
 use anyhow::{Context, Result};
 use futures::future::try_join_all;
@@ -6,9 +6,8 @@ use node::NodeClient;
 use node::links::RingNodes;
 use protocol::identity::MemberIdentity;
 use protocol::tls::{ClusterCa, TlsIdentity};
-use registry::Registry;
 
-use super::{ServeArgs, cluster};
+use super::ServeArgs;
 use crate::commands::nodes::{connect, read_identity};
 
 /// Where the stages run.
@@ -16,52 +15,28 @@ pub(super) enum Hosts {
     /// All on this one, in a cluster of their own that exists as long as they do.
     This(Box<ClusterCa>),
     /// Each on a node, replica by replica; none is known before they were connected to.
-    Nodes { identity: TlsIdentity, source: Source, replicas: Vec<Vec<NodeClient>> },
-}
-
-/// Which nodes.
-pub(super) enum Source {
-    /// Those at addresses that were given.
-    Given(MemberIdentity),
-    /// Members of the cluster that are there.
-    Cluster(Registry),
+    Nodes { member: Box<MemberIdentity>, replicas: Vec<Vec<NodeClient>> },
 }
 
 impl Hosts {
     /// As the arguments say; nobody is connected to yet.
-    pub(super) fn new(args: &ServeArgs, registry: Option<&Registry>) -> Result<Self> {
-        let replicas = Vec::new();
-        if let Some(registry) = registry.filter(|_| args.cluster.on_its_nodes()) {
-            let identity = registry.own_identity("orchestrator")?;
-            return Ok(Self::Nodes { identity, source: Source::Cluster(registry.clone()), replicas });
-        }
+    pub(super) fn new(args: &ServeArgs) -> Result<Self> {
         let Some(identity) = args.identity.as_deref().filter(|_| args.is_on_nodes()) else {
             let ca = ClusterCa::new().context("making the cluster's certificate authority")?;
             return Ok(Self::This(Box::new(ca)));
         };
-        let member = read_identity(identity)?;
-        Ok(Self::Nodes { identity: member.tls.clone(), source: Source::Given(member), replicas })
+        Ok(Self::Nodes { member: Box::new(read_identity(identity)?), replicas: Vec::new() })
     }
 
-    /// Connects to the nodes, and waits for those of the cluster; `waiting` is told for what.
-    pub(super) async fn connect(&mut self, args: &ServeArgs, waiting: &mut dyn FnMut(String)) -> Result<()> {
-        let Self::Nodes { identity, source, replicas } = self else { return Ok(()) };
-        *replicas = match source {
-            Source::Given(member) => {
-                let member = &*member;
-                let connected = args.replica_nodes().into_iter().map(|nodes| {
-                    let nodes = nodes.iter().map(|address| connect(address, member));
-                    try_join_all(nodes)
-                });
-                try_join_all(connected).await.context("connecting to the nodes")?
-            }
-            Source::Cluster(registry) => {
-                let stages = args.stages();
-                let nodes = cluster::nodes(registry, identity, stages.iter().sum(), waiting).await?;
-                let mut nodes = nodes.into_iter();
-                stages.iter().map(|&stages| nodes.by_ref().take(stages).collect()).collect()
-            }
-        };
+    /// Connects to the nodes.
+    pub(super) async fn connect(&mut self, args: &ServeArgs) -> Result<()> {
+        let Self::Nodes { member, replicas } = self else { return Ok(()) };
+        let member = &**member;
+        let connected = args
+            .replica_nodes()
+            .into_iter()
+            .map(|nodes| try_join_all(nodes.iter().map(|address| connect(address, member))));
+        *replicas = try_join_all(connected).await.context("connecting to the nodes")?;
         Ok(())
     }
 
@@ -88,8 +63,8 @@ impl Hosts {
     pub(super) fn ring_nodes(&self, replica: usize) -> Option<RingNodes> {
         match self {
             Self::This(_) => None,
-            Self::Nodes { identity, .. } => {
-                Some(RingNodes { clients: self.nodes(replica).to_vec(), identity: identity.clone() })
+            Self::Nodes { member, .. } => {
+                Some(RingNodes { clients: self.nodes(replica).to_vec(), identity: member.tls.clone() })
             }
         }
     }
@@ -98,7 +73,7 @@ impl Hosts {
     pub(super) fn tls(&self) -> Result<TlsIdentity> {
         match self {
             Self::This(ca) => ca.issue("orchestrator").context("issuing the orchestrator's certificate"),
-            Self::Nodes { identity, .. } => Ok(identity.clone()),
+            Self::Nodes { member, .. } => Ok(member.tls.clone()),
         }
     }
 }
