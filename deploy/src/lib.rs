@@ -18,6 +18,6 @@ pub use chain::{Chain, Place, node_and_device};
 pub use check::{Fault, KnownNode, ReplicaFault, StageFault};
 pub use deployment::{DeployError, Deployment, Goal, MemoryRule, Seen, ServedModel, read_plan};
 pub use difference::{Act, Health, Leaving, Memory, Observed, Step, Wait, Wanted};
-pub use even::Even;
+pub use even::{Cut, Even, EvenReplica};
 pub use mend::mend;
 pub use view::{DeploymentView, PlanView, StepView};

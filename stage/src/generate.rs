@@ -190,7 +190,10 @@ impl Events {
 /// Events on their way to the requests' channels. A channel's receiver is woken by what it gets, so events wait here until the
 /// next step's frames have gone out: another stage waits for those.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Outbox(Rc<RefCell<Vec<(OwnedPermit<Item>, Item)>>>);
+pub(crate) struct Outbox(Rc<RefCell<Vec<Posted>>>);
+
+/// An event, and the place that is kept for it in its request's channel.
+type Posted = (OwnedPermit<Item>, Item);
 
 impl Outbox {
     /// The engine's end of a channel, through this outbox.

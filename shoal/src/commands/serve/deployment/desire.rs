@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use cluster::{LinkEncoding, NodeId, Plan};
-use deploy::{Chain, Deployment, Even, Goal, mend, read_plan};
+use deploy::{Chain, Cut, Deployment, Even, EvenReplica, Goal, mend, read_plan};
 use orchestrator::Fleet;
 use protocol::plan_files::PlanFile;
 use registry::{EventKind, PlanOrigin};
@@ -60,9 +60,7 @@ async fn first(args: &ServeArgs, deployment: &Deployment, fleet: &Fleet) -> Resu
 /// The replicas that the arguments ask for.
 fn even(args: &ServeArgs) -> Even {
     Even {
-        replicas: args.replicas as usize,
-        stages: args.stages() as u32,
-        cuts: args.cuts.clone(),
+        replicas: (0..args.replicas as usize).map(|replica| even_replica(args, replica)).collect(),
         gpu_blocks: args.gpu_layers.clone(),
         slots: args.slots,
         encoding: match args.encoding {
@@ -70,6 +68,11 @@ fn even(args: &ServeArgs) -> Even {
             EncodingArg::F16 => LinkEncoding::F16,
         },
     }
+}
+
+fn even_replica(args: &ServeArgs, replica: usize) -> EvenReplica {
+    let cut = args.cuts_of(replica).map_or(Cut::Even(args.stages), |cuts| Cut::At(cuts.to_vec()));
+    EvenReplica { role: args.role(replica), cut }
 }
 
 /// Whether the last plan that was made at a start is the one that would be made now.
