@@ -19,6 +19,7 @@ pub mod pin;
 pub mod plan_files;
 pub mod rows;
 pub mod sampling;
+pub mod slices;
 pub mod slots;
 pub mod throttle;
 pub mod tls;

@@ -26,7 +26,7 @@ use cluster::{
     StageObservation, StageReport,
 };
 use protocol::emulation::Emulation;
-use protocol::node::StageOrder;
+use protocol::node::{Peer, StageOrder, Supply};
 use protocol::rows::RowEncoding;
 use protocol::tls::{ClusterCa, TlsError, TlsIdentity};
 use thiserror::Error;
@@ -37,6 +37,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::client::NodeClient;
 use crate::memory::MemoryCheck;
 use crate::prepare::{PreparedReplica, PreparedStage, ReplicaPlan};
+use crate::slices::Pin;
 use crate::turns::TurnsFile;
 use board::StagePhase;
 use keeper::Keeper;
@@ -89,7 +90,7 @@ pub struct Outlook {
     pub observations: watch::Sender<Vec<StageObservation>>,
 }
 
-/// A replica to run on nodes, which cut their stages from their own copies of the model.
+/// A replica to run on nodes, which cut their stages from their own copies of the model, or fetch them.
 pub struct RemoteReplica {
     /// What to run.
     pub plan: ReplicaPlan,
@@ -107,6 +108,9 @@ pub struct RemoteReplica {
     pub profiles: Vec<DeviceProfile>,
     /// Nodes of the stages of other replicas, which share their hosts' cores. One for each stage.
     pub beside: Vec<NodeClient>,
+    /// From whom nodes without a copy of the model get their parts of it, the likeliest first: other nodes, and last this
+    /// process, whose word on what the parts are counts.
+    pub sources: Vec<Peer>,
 }
 
 /// A stage was given up before the replica served for the first time.
@@ -129,6 +133,7 @@ pub struct Agent {
     tasks: JoinSet<()>,
     // Kept for the stages on this host.
     _turns: Option<Arc<TurnsFile>>,
+    _pins: Vec<Pin>,
 }
 
 impl Agent {
@@ -136,9 +141,13 @@ impl Agent {
     pub fn start(config: ReplicaConfig, ca: &ClusterCa, outlook: Outlook) -> Result<Self, TlsError> {
         let encoding = config.settings.encoding;
         let identity = ca.issue("agent")?;
-        let turns = Arc::clone(&config.turns);
+        let (turns, pins) = (Arc::clone(&config.turns), config.replica.pins.clone());
         let stages = local_stages(config, ca)?;
-        Ok(Self { _turns: Some(turns), ..Self::run(stages, Link { identity, encoding }, outlook) })
+        Ok(Self {
+            _turns: Some(turns),
+            _pins: pins,
+            ..Self::run(stages, Link { identity, encoding }, outlook)
+        })
     }
 
     /// The same on nodes.
@@ -151,7 +160,7 @@ impl Agent {
         let Outlook { state, observations } = outlook;
         let shutdown = CancellationToken::new();
         let Link { identity, encoding } = link;
-        let starting = StagePhase::Starting { progress: 0.0, lost: None };
+        let starting = StagePhase::Starting { progress: 0.0, preparing: None, lost: None };
         let (board, board_seen) = watch::channel(vec![starting; stages.len()]);
         let (reports, reports_seen) = watch::channel(Vec::new());
         let indices = 0..stages.len() as u32;
@@ -196,6 +205,7 @@ impl Agent {
             shutdown,
             tasks,
             _turns: None,
+            _pins: Vec::new(),
         }
     }
 
@@ -313,7 +323,9 @@ fn remote_stages(replica: &RemoteReplica) -> Vec<Stage> {
     let stage = |(((load, predicted), node), stage): (((&StageLoad, &StageMemory), &NodeClient), u32)| {
         let stages_here = nodes.iter().chain(&replica.beside).filter(|other| *other == node).count() as u32;
         let (layers, gpu_layers) = (load.layers, load.gpu_layers);
+        let supply = supply(replica, stage, node);
         let order = common.stage(StagePlace { stage, layers, gpu_layers, stages_here });
+        let order = StageOrder { supply, ..order };
         let report = expected_report(&order, *predicted);
         let prefix = format!("{}/", node.name());
         let profiles =
@@ -324,6 +336,15 @@ fn remote_stages(replica: &RemoteReplica) -> Vec<Stage> {
         Stage { place: Place::There { node, order: Box::new(order) }, report, observer }
     };
     stages.map(stage).collect()
+}
+
+/// How a stage's node gets its part of the model, if it has no copy of it.
+fn supply(replica: &RemoteReplica, stage: u32, node: &NodeClient) -> Option<Supply> {
+    let (files, shape) = (replica.plan.files(), replica.plan.model().shape().clone());
+    let others = replica.sources.iter().filter(|source| source.instance != node.facts().instance);
+    let sources: Vec<Peer> = others.cloned().collect();
+    let slice = *files.slices.get(stage as usize)?;
+    (!sources.is_empty()).then_some(Supply { shape, slice, embedding: files.embedding, sources })
 }
 
 fn expected_report(order: &StageOrder, predicted: StageMemory) -> StageReport {

@@ -20,11 +20,13 @@ use protocol::listen::{Clients, FrameSizes, ListenError, TlsIncoming, server};
 use protocol::node::{Address, Build, DeviceFacts, NodeFacts, probe_sizes};
 use protocol::v1::link_probe_server::LinkProbeServer;
 use protocol::v1::node_server::NodeServer;
+use protocol::v1::slices_server::SlicesServer;
 use thiserror::Error;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::agent::WorkerCommand;
+use crate::delivery::{Pace, SliceLimits, SlicesService};
 use crate::folders::Folders;
 use crate::host::{available_memory, total_memory};
 use crate::links::ProbeService;
@@ -57,6 +59,8 @@ pub struct NodeConfig {
     pub profile: WorkerCommand,
     /// Where its models and slices are.
     pub folders: Folders,
+    /// For parts of models that travel.
+    pub limits: SliceLimits,
     /// The device that its workers stand for instead of computing; `devices` then says so.
     pub emulation: Option<Emulation>,
 }
@@ -79,6 +83,7 @@ pub enum NodeServeError {
 pub struct RunningNode {
     incoming: TlsIncoming,
     service: NodeService,
+    slices: SlicesService,
     words: NodeWords,
     workers: Arc<WorkerHost>,
 }
@@ -101,9 +106,11 @@ impl RunningNode {
             emulated: emulated.is_some(),
         };
         let (bind, identity) = (incoming.local_addr().ip(), config.identity);
+        let slices = SlicesService::new(config.folders.clone(), Pace::new(config.limits.rate));
         let workers = Arc::new(WorkerHost::new(WorkerHostConfig {
             command: config.workers,
             folders: config.folders,
+            limits: config.limits,
             bind,
             identity: identity.clone(),
             emulation: config.emulation,
@@ -111,7 +118,7 @@ impl RunningNode {
         let profiles = ProfileHost::new(config.profile, facts.name.clone());
         let words = NodeWords::new(facts, Arc::clone(&workers));
         let service = NodeService::new(words.clone(), identity, profiles);
-        Ok(Self { incoming, service, words, workers })
+        Ok(Self { incoming, service, slices, words, workers })
     }
 
     /// What it says of itself.
@@ -134,6 +141,7 @@ impl RunningNode {
         let FrameSizes { max_message, .. } = probe_sizes();
         let router = server(probe_sizes())
             .add_service(NodeServer::new(self.service).max_decoding_message_size(MAX_REQUEST))
+            .add_service(SlicesServer::new(self.slices).max_decoding_message_size(MAX_REQUEST))
             .add_service(LinkProbeServer::new(ProbeService::new()).max_decoding_message_size(max_message));
         let served = tokio::select! {
             served = router.serve_with_incoming(self.incoming) => Ok(served?),

@@ -14,4 +14,6 @@ mod nodes;
 mod openai_client;
 mod planning;
 mod replicas;
+mod slices;
+mod strangers;
 mod text_equality;

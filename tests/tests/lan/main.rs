@@ -9,6 +9,7 @@ mod joining;
 mod leftovers;
 mod limits;
 mod links;
+mod slices;
 mod surveys;
 mod traffic;
 mod watched;

@@ -2,13 +2,15 @@
 
 use anyhow::{Context, Result};
 use futures::future::try_join_all;
-use node::NodeClient;
 use node::links::RingNodes;
+use node::{Folders, NodeClient};
 use protocol::identity::MemberIdentity;
+use protocol::node::Peer;
 use protocol::tls::{ClusterCa, TlsIdentity};
 use registry::Registry;
 
-use super::{ServeArgs, cluster};
+use super::slices::OwnParts;
+use super::{ServeArgs, cluster, slices};
 use crate::commands::nodes::{connect, read_identity};
 
 /// Where the stages run.
@@ -16,7 +18,12 @@ pub(super) enum Hosts {
     /// All on this one, in a cluster of their own that exists as long as they do.
     This(Box<ClusterCa>),
     /// Each on a node, replica by replica; none is known before they were connected to.
-    Nodes { identity: TlsIdentity, source: Source, replicas: Vec<Vec<NodeClient>> },
+    Nodes {
+        identity: TlsIdentity,
+        source: Source,
+        replicas: Vec<Vec<NodeClient>>,
+        parts: Option<Box<OwnParts>>,
+    },
 }
 
 /// Which nodes.
@@ -33,19 +40,27 @@ impl Hosts {
         let replicas = Vec::new();
         if let Some(registry) = registry.filter(|_| args.cluster.on_its_nodes()) {
             let identity = registry.own_identity("orchestrator")?;
-            return Ok(Self::Nodes { identity, source: Source::Cluster(registry.clone()), replicas });
+            let source = Source::Cluster(registry.clone());
+            return Ok(Self::Nodes { identity, source, replicas, parts: None });
         }
         let Some(identity) = args.identity.as_deref().filter(|_| args.is_on_nodes()) else {
             let ca = ClusterCa::new().context("making the cluster's certificate authority")?;
             return Ok(Self::This(Box::new(ca)));
         };
         let member = read_identity(identity)?;
-        Ok(Self::Nodes { identity: member.tls.clone(), source: Source::Given(member), replicas })
+        let identity = member.tls.clone();
+        Ok(Self::Nodes { identity, source: Source::Given(member), replicas, parts: None })
     }
 
     /// Connects to the nodes, and waits for those of the cluster; `waiting` is told for what.
-    pub(super) async fn connect(&mut self, args: &ServeArgs, waiting: &mut dyn FnMut(String)) -> Result<()> {
-        let Self::Nodes { identity, source, replicas } = self else { return Ok(()) };
+    pub(super) async fn connect(
+        &mut self,
+        args: &ServeArgs,
+        folders: &Folders,
+        waiting: &mut dyn FnMut(String),
+    ) -> Result<()> {
+        let Self::Nodes { identity, source, replicas, parts } = self else { return Ok(()) };
+        *parts = Some(Box::new(OwnParts::open(args, identity, folders).await?));
         *replicas = match source {
             Source::Given(member) => {
                 let member = &*member;
@@ -82,6 +97,15 @@ impl Hosts {
                 others.flat_map(|(_, nodes)| nodes.iter().cloned()).collect()
             }
         }
+    }
+
+    /// From whom nodes get their parts of the model if they have no copy of it.
+    pub(super) fn sources(&self) -> Vec<Peer> {
+        let Self::Nodes { source, replicas, parts: Some(parts), .. } = self else { return Vec::new() };
+        parts.sources(match source {
+            Source::Given(_) => slices::connected(replicas),
+            Source::Cluster(registry) => slices::present(registry),
+        })
     }
 
     /// Whom to ask about the links of a replica.

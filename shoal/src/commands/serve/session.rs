@@ -144,7 +144,7 @@ impl Session<'_> {
                 outlook.state.send_replace(ReplicaState::Loading { progress: 0.0, waiting_for });
             }
         };
-        self.hosts.connect(self.args, &mut waiting).await?;
+        self.hosts.connect(self.args, &self.folders, &mut waiting).await?;
         let stages: Vec<u32> = wanted.iter().map(|one| one.plan.stages().len() as u32).collect();
         let (news, mut of_links) = mpsc::channel(LINK_NEWS);
         let mut watching = Vec::new();
@@ -210,6 +210,7 @@ impl Session<'_> {
                     settings,
                     profiles,
                     beside: self.hosts.nodes_beside(replica),
+                    sources: self.hosts.sources(),
                 };
                 Ok(Agent::start_on_nodes(remote, outlook))
             }
@@ -273,12 +274,16 @@ async fn first_to_serve(
             }
             (changed, ..) = changes => changed.context("an agent ended by itself")?,
         }
-        let progress = states.iter_mut().filter_map(|state| match &*state.borrow_and_update() {
-            ReplicaState::Loading { progress, .. } => Some(*progress),
+        let loading = states.iter_mut().filter_map(|state| match &*state.borrow_and_update() {
+            ReplicaState::Loading { progress, waiting_for } => Some((*progress, waiting_for.clone())),
             ReplicaState::Ready { .. } | ReplicaState::Down { .. } => None,
         });
-        if let Some(furthest) = progress.max_by(f32::total_cmp) {
-            view.show_share("loading the stages", (furthest * 1000.0) as u64, 1000);
+        match loading.max_by(|(a, _), (b, _)| a.total_cmp(b)) {
+            Some((0.0, waiting_for)) => {
+                view.show_words("preparing the stages", &format!("waiting for {waiting_for}"))
+            }
+            Some((furthest, _)) => view.show_share("loading the stages", (furthest * 1000.0) as u64, 1000),
+            None => {}
         }
     }
 }
