@@ -26,7 +26,7 @@ mod turns;
 pub use client::{NodeClient, NodeError};
 pub use delivery::{SliceLimits, SlicePort};
 pub use folders::{Folders, NoHomeFolder};
-pub use host::{available_memory, default_threads, host_name, resident_memory};
+pub use host::{available_memory, default_threads, disk_space, host_name, resident_memory};
 pub use memory::{MemoryCheck, MemoryError};
 pub use model_file::{ModelFile, ModelFileError};
 pub use model_hash::{HashError, model_hash};

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod certify;
+pub mod checkup;
 pub mod emulation;
 pub mod finding;
 pub mod fingerprint;

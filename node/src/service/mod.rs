@@ -3,6 +3,7 @@
 //! Whoever has a certificate of the cluster may direct a node; nobody else gets past the handshake. What the node runs for
 //! others ends with it.
 
+mod checkup;
 mod emulation;
 mod node;
 mod prepare;
@@ -18,6 +19,7 @@ use protocol::emulation::Emulation;
 use protocol::finding::addresses;
 use protocol::listen::{Clients, FrameSizes, ListenError, TlsIncoming, server};
 use protocol::node::{Address, Build, DeviceFacts, NodeFacts, probe_sizes};
+use protocol::v1::checkup_server::CheckupServer;
 use protocol::v1::link_probe_server::LinkProbeServer;
 use protocol::v1::node_server::NodeServer;
 use protocol::v1::slices_server::SlicesServer;
@@ -31,6 +33,7 @@ use crate::folders::Folders;
 use crate::host::{available_memory, total_memory};
 use crate::links::ProbeService;
 use crate::turns::TurnsError;
+use checkup::CheckupService;
 use node::NodeService;
 pub use node::NodeWords;
 use profile::ProfileHost;
@@ -84,6 +87,7 @@ pub struct RunningNode {
     incoming: TlsIncoming,
     service: NodeService,
     slices: SlicesService,
+    checkup: CheckupService,
     words: NodeWords,
     workers: Arc<WorkerHost>,
 }
@@ -106,6 +110,7 @@ impl RunningNode {
             emulated: emulated.is_some(),
         };
         let (bind, identity) = (incoming.local_addr().ip(), config.identity);
+        let checkup = CheckupService::new(identity.clone(), config.folders.slices());
         let slices = SlicesService::new(config.folders.clone(), Pace::new(config.limits.rate));
         let workers = Arc::new(WorkerHost::new(WorkerHostConfig {
             command: config.workers,
@@ -118,7 +123,7 @@ impl RunningNode {
         let profiles = ProfileHost::new(config.profile, facts.name.clone());
         let words = NodeWords::new(facts, Arc::clone(&workers));
         let service = NodeService::new(words.clone(), identity, profiles);
-        Ok(Self { incoming, service, slices, words, workers })
+        Ok(Self { incoming, service, slices, checkup, words, workers })
     }
 
     /// What it says of itself.
@@ -141,6 +146,7 @@ impl RunningNode {
         let FrameSizes { max_message, .. } = probe_sizes();
         let router = server(probe_sizes())
             .add_service(NodeServer::new(self.service).max_decoding_message_size(MAX_REQUEST))
+            .add_service(CheckupServer::new(self.checkup).max_decoding_message_size(MAX_REQUEST))
             .add_service(SlicesServer::new(self.slices).max_decoding_message_size(MAX_REQUEST))
             .add_service(LinkProbeServer::new(ProbeService::new()).max_decoding_message_size(max_message));
         let served = tokio::select! {

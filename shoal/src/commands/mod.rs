@@ -1,6 +1,7 @@
 //! The commands, one file each.
 
 pub(crate) mod bench;
+pub(crate) mod doctor;
 pub(crate) mod identity;
 pub(crate) mod links;
 mod model;
@@ -34,6 +35,7 @@ pub(crate) fn run(command: Command, globals: &Globals) -> Result<()> {
         Command::StageWorker => stage_worker::run(),
         Command::ProfileWorker => profile_worker::run(),
         Command::Node(args) => node::run(*args, globals),
+        Command::Doctor(args) => doctor::run(&args, globals),
         Command::Status(args) => status::run(&args, globals),
         Command::Token(command) => token::run(command, globals),
         Command::Links(args) => links::run(args),

@@ -1,7 +1,7 @@
 //! `shoal status`: whether a model is served, by which nodes, and what they run, as the orchestrator sees it now.
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -53,13 +53,13 @@ pub(crate) struct StatusArgs {
 
 /// What is shown.
 #[derive(Debug, Serialize)]
-struct Status {
-    server: String,
+pub(crate) struct Status {
+    pub(crate) server: String,
     /// What `/ready` says.
-    ready: Value,
+    pub(crate) ready: Value,
     /// What the admin API says; nothing where there is no cluster.
     #[serde(skip_serializing_if = "Option::is_none")]
-    nodes: Option<Vec<Value>>,
+    pub(crate) nodes: Option<Vec<Value>>,
 }
 
 /// Of a node, what people are shown.
@@ -94,12 +94,12 @@ struct Running {
 pub(crate) fn run(args: &StatusArgs, globals: &Globals) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.context("starting the async runtime")?.block_on(async {
-        let (client, key) = (Client::new(), admin_key(args, globals)?);
+        let (client, key) = (Client::new(), admin_key(args.admin_key.as_deref(), globals)?);
         if !args.watch {
-            return show(&look(args, &client, key.as_deref()).await?, args);
+            return show(&look(&args.server, &client, key.as_deref()).await?, args);
         }
         loop {
-            match look(args, &client, key.as_deref()).await {
+            match look(&args.server, &client, key.as_deref()).await {
                 Ok(status) => show(&status, args)?,
                 // It may come back.
                 Err(error) => output::note(&format!("{error:#}"))?,
@@ -112,10 +112,11 @@ pub(crate) fn run(args: &StatusArgs, globals: &Globals) -> Result<()> {
     })
 }
 
-fn admin_key(args: &StatusArgs, globals: &Globals) -> Result<Option<String>> {
+/// The key in a file, or in the state folder.
+pub(crate) fn admin_key(file: Option<&Path>, globals: &Globals) -> Result<Option<String>> {
     let own = state::folder(globals)?.cluster().join("admin-key");
-    let file = match &args.admin_key {
-        Some(file) => file.clone(),
+    let file = match file {
+        Some(file) => file.to_owned(),
         // A server that is no orchestrator has none.
         None if !own.exists() => return Ok(None),
         None => own,
@@ -123,8 +124,9 @@ fn admin_key(args: &StatusArgs, globals: &Globals) -> Result<Option<String>> {
     Ok(Some(protocol::trust::read_text(&file).context("reading the admin key")?.trim().to_owned()))
 }
 
-async fn look(args: &StatusArgs, client: &Client, key: Option<&str>) -> Result<Status> {
-    let server = args.server.trim_end_matches('/').to_owned();
+/// What a server says.
+pub(crate) async fn look(server: &str, client: &Client, key: Option<&str>) -> Result<Status> {
+    let server = server.trim_end_matches('/').to_owned();
     let asking = || format!("asking {server}");
     let ready = client.get(format!("{server}/ready")).timeout(DEADLINE).send().await.with_context(asking)?;
     let ready = ready.json().await.with_context(|| format!("{server} is no server of shoal"))?;

@@ -113,6 +113,9 @@ mod tests {
              3 checks: 1 failed, 1 with warnings"
         );
         let json = serde_json::to_value(&findings).unwrap();
-        assert_eq!((&json["checks"][2]["verdict"], &json["checks"][0]["remedy"]), (&"fail".into(), &serde_json::Value::Null));
+        assert_eq!(
+            (&json["checks"][2]["verdict"], &json["checks"][0]["remedy"]),
+            (&"fail".into(), &serde_json::Value::Null)
+        );
     }
 }

@@ -38,11 +38,14 @@ pub(super) fn look(args: &DoctorArgs, globals: &Globals, findings: &mut Findings
     let folders = model::folders(globals)?;
     let need = args.model.as_ref().and_then(|name| {
         let opened = model::open(name, &folders);
-        let opened = opened.map_err(|error| (format!("{error:#}"), "give the path of a .gguf file, or its name in the models folder"));
+        let opened = opened.map_err(|error| {
+            (format!("{error:#}"), "give the path of a .gguf file, or its name in the models folder")
+        });
         let planned = opened.and_then(|model| {
             let name = model.name();
             let plan = ReplicaPlan::new(model, &request(args.stages));
-            plan.map(|plan| (name, plan)).map_err(|error| (error.to_string(), "other --stages, or another model"))
+            plan.map(|plan| (name, plan))
+                .map_err(|error| (error.to_string(), "other --stages, or another model"))
         });
         match planned {
             Ok((name, plan)) => Some(needs(args, (&name, &plan), findings)),
@@ -75,12 +78,22 @@ fn needs(args: &DoctorArgs, (name, plan): (&str, &ReplicaPlan), findings: &mut F
     let memory = largest(&mut plan.predicted().iter().map(|memory| memory.total()));
     let disk = largest(&mut plan.stages().iter().map(|stage| stage.weights));
     let (blocks, stages) = (plan.model().shape().n_layer(), args.stages);
-    findings.ok(HERE, "model", format!("{name} can be read: {blocks} blocks; the largest of {stages} stages needs {memory} of memory"));
+    findings.ok(
+        HERE,
+        "model",
+        format!(
+            "{name} can be read: {blocks} blocks; the largest of {stages} stages needs {memory} of memory"
+        ),
+    );
     if args.stages == 1 {
         let available = available_memory();
         let found = format!("{available} are available, and the model needs {memory}");
         if available < memory {
-            findings.warn(HERE, "memory", (found, "run it on several nodes, or with less context (--ctx) or fewer --slots"));
+            findings.warn(
+                HERE,
+                "memory",
+                (found, "run it on several nodes, or with less context (--ctx) or fewer --slots"),
+            );
         } else {
             findings.ok(HERE, "memory", found);
         }

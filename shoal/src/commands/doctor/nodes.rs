@@ -6,7 +6,8 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, Result};
 use cluster::Bytes;
 use futures::future::join_all;
-use node::{Examination, NodeClient, NodeError};
+use node::{NodeClient, NodeError};
+use protocol::checkup::Examination;
 use protocol::node::Address;
 use protocol::tls::TlsIdentity;
 use registry::Registry;
@@ -80,7 +81,11 @@ pub(super) async fn look(
     let identity = match Registry::open_existing(&folder) {
         Ok(registry) => registry.own_identity("doctor")?,
         Err(error) => {
-            findings.warn("the nodes", "asked", (error.to_string(), "run it on the orchestrator's host to ask each node how it is"));
+            findings.warn(
+                "the nodes",
+                "asked",
+                (error.to_string(), "run it on the orchestrator's host to ask each node how it is"),
+            );
             return Ok(());
         }
     };
@@ -97,12 +102,20 @@ fn subject(name: &str) -> String {
 }
 
 /// Whether it attends, by the orchestrator's word.
-fn is_here<'a>(member: &'a Member, need: Option<Need>, findings: &mut Findings) -> Option<(&'a Member, &'a Present)> {
+fn is_here<'a>(
+    member: &'a Member,
+    need: Option<Need>,
+    findings: &mut Findings,
+) -> Option<(&'a Member, &'a Present)> {
     let subject = subject(&member.name);
     if member.state == "pending" {
         let code = member.code.as_deref().unwrap_or_default();
         let found = format!("it waits to be let in, and shows the code {code}");
-        findings.warn(&subject, "member", (found, "compare the code on its host, and `shoal node approve` it"));
+        findings.warn(
+            &subject,
+            "member",
+            (found, "compare the code on its host, and `shoal node approve` it"),
+        );
         return None;
     }
     let Some(present) = &member.present else {
@@ -122,7 +135,11 @@ fn is_here<'a>(member: &'a Member, need: Option<Need>, findings: &mut Findings) 
     match need.filter(|_| present.running.is_empty() && !present.emulated) {
         Some(need) if available < need.memory => {
             let found = format!("{found}, and the largest stage needs {}", need.memory);
-            findings.fail(&subject, "memory", (found, "end other programs there, use more stages, or less context (--ctx)"));
+            findings.fail(
+                &subject,
+                "memory",
+                (found, "end other programs there, use more stages, or less context (--ctx)"),
+            );
         }
         _ => findings.ok(&subject, "memory", found),
     }
@@ -135,7 +152,8 @@ fn builds(subject: &str, member: &Member, findings: &mut Findings) {
     if (ours.version.as_str(), ours.llama_cpp.as_str()) == (&*member.version, &*member.llama_cpp) {
         findings.ok(subject, "build", theirs);
     } else {
-        let found = format!("it runs {theirs}, and this is shoal {} with llama.cpp {}", ours.version, ours.llama_cpp);
+        let found =
+            format!("it runs {theirs}, and this is shoal {} with llama.cpp {}", ours.version, ours.llama_cpp);
         findings.fail(subject, "build", (found, "install the same build on all hosts"));
     }
 }
@@ -150,7 +168,8 @@ async fn ask(
 ) -> Option<Reached> {
     let subject = subject(&member.name);
     let Some(address) = present.address.as_deref().and_then(|address| Address::parse(address).ok()) else {
-        let found = present.unreachable.clone().unwrap_or_else(|| "the orchestrator is still trying".to_owned());
+        let found =
+            present.unreachable.clone().unwrap_or_else(|| "the orchestrator is still trying".to_owned());
         let remedy = "is its port (8470) open for this host? `shoal node --advertise` tells another address";
         findings.fail(&subject, "reached", (found, remedy));
         return None;
@@ -173,18 +192,23 @@ async fn ask(
         Err(error) => findings.fail(&subject, "reached", (error.to_string(), "its log may tell more")),
     }
     match client.echo().await {
-        Ok(time) => findings.ok(&subject, "large packets", format!("{} there and back in {:.1} ms", ECHO_TEXT, time.0)),
+        Ok(time) => findings.ok(
+            &subject,
+            "large packets",
+            format!("{} there and back in {:.1} ms", ECHO_TEXT, time.0),
+        ),
         Err(error) => findings.fail(&subject, "large packets", (large_packets_lost(&error), MTU)),
     }
     Some(Reached { name: member.name.clone(), client, runs: !present.running.is_empty() })
 }
 
+/// Of [`protocol::checkup::ECHO_BYTES`].
 const ECHO_TEXT: &str = "32 KiB go";
 
 const MTU: &str = "the path carries smaller packets than the interfaces believe: set a lower MTU on them (such as ip link set dev \
                    eth0 mtu 1400), or let ICMP's \"fragmentation needed\" through";
 
-fn large_packets_lost(error: &NodeError) -> String {
+fn large_packets_lost(error: &str) -> String {
     format!("small messages pass, and larger ones do not: {error}")
 }
 
@@ -221,7 +245,8 @@ fn clock(
         (examined.clock.duration_since(after), "ahead")
     };
     let off = off.unwrap_or_default();
-    let found = if off.is_zero() { "as here".to_owned() } else { format!("{:.1} s {word}", off.as_secs_f64()) };
+    let found =
+        if off.is_zero() { "as here".to_owned() } else { format!("{:.1} s {word}", off.as_secs_f64()) };
     if off > CLOCK_WRONG {
         findings.fail(subject, CHECK, (format!("{found}: certificates may not be good there"), REMEDY));
     } else if off > CLOCK_OFF {
@@ -242,9 +267,16 @@ async fn paths(reached: &[Reached], findings: &mut Findings) {
         let subject = format!("path {} → {}", from.name, to.name);
         match outcome {
             Ok(path) => match path.echo {
-                Ok(time) => findings.ok(&subject, "reached", format!("at {}; {ECHO_TEXT} there and back in {:.1} ms", path.address, time.0)),
+                Ok(time) => findings.ok(
+                    &subject,
+                    "reached",
+                    format!("at {}; {ECHO_TEXT} there and back in {:.1} ms", path.address, time.0),
+                ),
                 Err(reason) => {
-                    let found = format!("reached at {}: small messages pass, and larger ones do not: {reason}", path.address);
+                    let found = format!(
+                        "reached at {}: small messages pass, and larger ones do not: {reason}",
+                        path.address
+                    );
                     findings.fail(&subject, "large packets", (found, MTU));
                 }
             },
@@ -298,11 +330,23 @@ mod tests {
             (here, failed.map(|check| (check.check, check.verdict)).collect::<Vec<_>>())
         };
         let ours = build().version;
-        assert_eq!(verdicts(&node("pending", &ours, Value::Null), None), (false, vec![("member", Verdict::Warn)]));
-        assert_eq!(verdicts(&node("approved", &ours, Value::Null), None), (false, vec![("attends", Verdict::Fail)]));
+        assert_eq!(
+            verdicts(&node("pending", &ours, Value::Null), None),
+            (false, vec![("member", Verdict::Warn)])
+        );
+        assert_eq!(
+            verdicts(&node("approved", &ours, Value::Null), None),
+            (false, vec![("attends", Verdict::Fail)])
+        );
         assert_eq!(verdicts(&node("approved", &ours, present.clone()), None), (true, vec![]));
-        assert_eq!(verdicts(&node("approved", "9.9.9", present.clone()), None), (true, vec![("build", Verdict::Fail)]));
+        assert_eq!(
+            verdicts(&node("approved", "9.9.9", present.clone()), None),
+            (true, vec![("build", Verdict::Fail)])
+        );
         let need = Need { memory: Bytes(2 << 30), disk: Bytes::ZERO };
-        assert_eq!(verdicts(&node("approved", &ours, present), Some(need)), (true, vec![("memory", Verdict::Fail)]));
+        assert_eq!(
+            verdicts(&node("approved", &ours, present), Some(need)),
+            (true, vec![("memory", Verdict::Fail)])
+        );
     }
 }

@@ -26,13 +26,21 @@ pub(super) async fn look(status: &Status, client: &Client, findings: &mut Findin
         "ready" => findings.ok(SUBJECT, "serving", format!("{} serves {}", status.server, word("model"))),
         other => {
             let found = format!("{} is {other}: {}", status.server, word("reason"));
-            findings.fail(SUBJECT, "serving", (found, "the lines that fail below may say why; so does its log (-v)"));
+            findings.fail(
+                SUBJECT,
+                "serving",
+                (found, "the lines that fail below may say why; so does its log (-v)"),
+            );
         }
     }
     for (number, replica) in status.ready["replicas"].as_array().into_iter().flatten().enumerate() {
         if replica["status"] == "down" && word("status") == "ready" {
             let reason = replica["reason"].as_str().unwrap_or_default();
-            findings.warn(SUBJECT, "replica", (format!("replica {number} is down: {reason}"), "the others serve meanwhile"));
+            findings.warn(
+                SUBJECT,
+                "replica",
+                (format!("replica {number} is down: {reason}"), "the others serve meanwhile"),
+            );
         }
     }
     let asked = client.get(format!("{}/metrics", status.server)).timeout(DEADLINE).send().await;
@@ -84,7 +92,11 @@ impl Hops {
             foretold * 1e3
         );
         if *seen > foretold * FACTOR && seen - foretold > MORE {
-            findings.warn(SUBJECT, "links", (found, "`shoal links` measures them; other traffic, Wi-Fi, or a busy host slow them down"));
+            findings.warn(
+                SUBJECT,
+                "links",
+                (found, "`shoal links` measures them; other traffic, Wi-Fi, or a busy host slow them down"),
+            );
         } else {
             findings.ok(SUBJECT, "links", found);
         }
