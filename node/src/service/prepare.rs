@@ -105,7 +105,7 @@ pub(super) fn prepare(
         (Ok(model), _) => cut(order, &model, pantry, observer),
         (Err(without @ (OrderError::NoModel(_) | OrderError::OtherModel { .. })), Some(supply)) => {
             tracing::debug!(reason = %without, "the stage's part of the model is got from other hosts");
-            fetch(order, supply, pantry, (stop, observer)).map_err(|error| match error {
+            fetch(order, supply, pantry, stop, observer).map_err(|error| match error {
                 OrderError::Slices(error @ SliceError::NoSource { .. }) => {
                     OrderError::NotFetched(Box::new(without), error)
                 }
@@ -163,7 +163,8 @@ fn fetch(
     order: &StageOrder,
     supply: &Supply,
     pantry: &Pantry,
-    (stop, observer): (&CancellationToken, &mut Observer<'_>),
+    stop: &CancellationToken,
+    observer: &mut Observer<'_>,
 ) -> Result<PreparedOrder, OrderError> {
     check_blocks(order, &supply.shape)?;
     let predicted = check_memory(order, &supply.shape, supply.slice.tensor_bytes)?;

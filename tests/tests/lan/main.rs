@@ -4,6 +4,7 @@
 #![allow(clippy::expect_used, clippy::panic, clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used)] // helpers of tests are tests
 
 mod cuts;
+mod doctor;
 mod hosts;
 mod joining;
 mod leftovers;
