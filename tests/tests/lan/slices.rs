@@ -118,9 +118,9 @@ fn over_each_nodes_cable_comes_no_more_than_its_third_of_the_model_and_a_mebibyt
             eprintln!(
                 "{name}: {came} bytes came over its cable, for files of {kept} bytes of a model of {whole}"
             );
-            // With the headers of all packets, which are 2 to 3 % of them. The last one needs somewhat more than a third.
-            let third = if name == "c" { kept + kept / 50 } else { whole / 3 };
-            assert!(came <= third + (1 << 20) && came >= kept, "{name}: {came} bytes of {whole}");
+            // With the headers of all packets. The last one needs somewhat more than a third, and its zeros do not travel.
+            let needs = if name == "c" { kept } else { whole / 3 };
+            assert!(came <= needs + (1 << 20) && came > whole / 4, "{name}: {came} bytes of {whole}");
         }
         let prompt = "The capital of France is";
         let body = json!({ "prompt": prompt, "temperature": 0, "max_tokens": 16 });
