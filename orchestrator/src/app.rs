@@ -5,6 +5,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use deploy::Deployment;
 use registry::Registry;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
@@ -30,6 +31,8 @@ pub(crate) struct App {
     pub(crate) fleet: Fleet,
     /// Whose members may be decided about, if any.
     pub(crate) cluster: Option<Registry>,
+    /// What is to run on it, if that can be decided.
+    pub(crate) deployment: Option<Deployment>,
     /// What is counted.
     pub(crate) metrics: Arc<Metrics>,
     text_model: OnceLock<Arc<TextModel>>,
@@ -41,7 +44,7 @@ pub(crate) struct App {
 pub(crate) type Admission = OwnedSemaphorePermit;
 
 impl App {
-    /// Needs a runtime, in which the replicas are watched.
+    /// Nothing is loaded yet.
     pub(crate) fn new(config: OrchestratorConfig) -> Self {
         Self {
             model_name: config.model_name.into(),
@@ -49,9 +52,10 @@ impl App {
             n_ctx: config.n_ctx,
             created: unix_seconds(),
             open: Arc::new(Semaphore::new(config.limits.max_open_requests)),
-            fleet: Fleet::new(config.replicas, &config.tls, config.router, config.limits.queue),
+            fleet: config.fleet,
             limits: config.limits,
             cluster: config.cluster,
+            deployment: config.deployment,
             metrics: Arc::default(),
             text_model: OnceLock::new(),
             closing: CancellationToken::new(),

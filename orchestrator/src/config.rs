@@ -4,12 +4,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use cluster::{Bytes, ForetoldHops, ReplicaState, StageObservation};
-use protocol::tls::TlsIdentity;
+use deploy::Deployment;
 use registry::Registry;
 use tokio::sync::watch;
 
 use crate::desk::PredictedRates;
-use crate::router::PolicyName;
+use crate::fleet::Fleet;
 
 /// What is served, and where the replicas are.
 #[derive(Debug)]
@@ -22,14 +22,12 @@ pub struct OrchestratorConfig {
     pub model_path: PathBuf,
     /// The source of a chat template to use in place of the model's own.
     pub chat_template: Option<String>,
-    /// The replicas, which are numbered in this order.
-    pub replicas: Vec<ReplicaFeed>,
-    /// Which of them gets a request.
-    pub router: PolicyName,
-    /// Who this process is to the masters.
-    pub tls: TlsIdentity,
+    /// The replicas; whoever has a handle of it adds some, and takes them away.
+    pub fleet: Fleet,
     /// Whose members may be looked at and decided about, where this process is a cluster's orchestrator.
     pub cluster: Option<Registry>,
+    /// What is to run on that cluster, where plans are carried out.
+    pub deployment: Option<Deployment>,
     /// Tokens a slot holds.
     pub n_ctx: u32,
     /// Bounds on what clients may ask for.

@@ -6,11 +6,11 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use cluster::Epoch;
+use cluster::{Epoch, Role};
 use rustc_hash::FxHashMap;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 
-use crate::desk::{Desk, Full, Leaving, Load, Order, Place, Ticket};
+use crate::desk::{Desk, Full, Leaving, Load, Order, Place, PredictedRates, Ticket};
 
 /// The desk, shared.
 pub(crate) struct Dispatch {
@@ -21,6 +21,8 @@ pub(crate) struct Dispatch {
 struct Inner {
     desk: Desk,
     bells: FxHashMap<Ticket, Arc<Notify>>,
+    /// Who waits until nobody has a slot of a replica.
+    vacancies: Vec<(usize, oneshot::Sender<()>)>,
 }
 
 /// A request's place at the desk, until it is dropped.
@@ -43,13 +45,51 @@ pub(crate) struct Queue {
 
 impl Dispatch {
     pub(crate) fn new(desk: Desk) -> Arc<Self> {
-        let inner = Mutex::new(Inner { desk, bells: FxHashMap::default() });
+        let inner = Mutex::new(Inner { desk, bells: FxHashMap::default(), vacancies: Vec::new() });
         Arc::new(Self { inner, started: Instant::now() })
     }
 
     /// A replica serves in an epoch, or does not.
     pub(crate) fn serve(&self, replica: usize, serving: Option<Epoch>) {
         self.with_desk(|desk, now| desk.serve(replica, serving, now));
+    }
+
+    /// Adds a replica that does not serve yet, and gives its number.
+    pub(crate) fn add(&self, slots: u32, predicted: PredictedRates) -> usize {
+        self.with_desk(|desk, _| desk.add(slots, predicted))
+    }
+
+    /// A replica's role is another from now on.
+    pub(crate) fn set_role(&self, replica: usize, role: Role) {
+        self.with_desk(|desk, now| desk.set_role(replica, role, now));
+    }
+
+    /// A replica gets no request from now on.
+    pub(crate) fn drain(&self, replica: usize) {
+        self.with_desk(|desk, now| desk.drain(replica, now));
+    }
+
+    /// It is to stay after all.
+    pub(crate) fn resume(&self, replica: usize) {
+        self.with_desk(|desk, _| desk.resume(replica));
+    }
+
+    /// A replica is no more.
+    pub(crate) fn remove(&self, replica: usize) {
+        self.with_desk(|desk, now| desk.remove(replica, now));
+    }
+
+    /// Waits until nobody has a slot of a replica.
+    pub(crate) async fn vacant(&self, replica: usize) {
+        let vacant = {
+            let mut inner = self.lock();
+            let (told, vacant) = oneshot::channel();
+            inner.vacancies.push((replica, told));
+            inner.tell_vacancies();
+            vacant
+        };
+        // Whoever would tell is told of by `self`.
+        let _ = vacant.await;
     }
 
     /// Takes a request in.
@@ -81,11 +121,31 @@ impl Dispatch {
         let done = act(&mut inner.desk, self.started.elapsed());
         let moved = inner.desk.take_moved();
         moved.iter().filter_map(|ticket| inner.bells.get(ticket)).for_each(|bell| bell.notify_one());
+        inner.tell_vacancies();
         done
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    /// Tells those who wait for a replica where nobody has a slot now.
+    fn tell_vacancies(&mut self) {
+        if self.vacancies.is_empty() {
+            return;
+        }
+        let held: Vec<usize> = self.desk.loads().map(|load| load.held).collect();
+        let is_held = |replica: usize| held.get(replica).is_some_and(|&held| held > 0);
+        for (replica, told) in std::mem::take(&mut self.vacancies) {
+            if is_held(replica) && !told.is_closed() {
+                self.vacancies.push((replica, told));
+            } else {
+                // Who does not wait any more need not be told.
+                let _ = told.send(());
+            }
+        }
     }
 }
 
@@ -168,5 +228,21 @@ mod tests {
         let queue = dispatch.queue();
         assert_eq!((queue.waiting, queue.loads), (0, vec![Load::default()]));
         assert!(dispatch.lock().bells.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_drained_replica_is_vacant_when_its_last_request_has_left() {
+        let dispatch = dispatch();
+        let seat = dispatch.arrive(order()).unwrap();
+        dispatch.drain(0);
+        let mut vacant = std::pin::pin!(dispatch.vacant(0));
+        assert!(futures::poll!(&mut vacant).is_pending());
+        let waits = dispatch.arrive(order()).unwrap();
+        assert_eq!(waits.place(), Place::Parked);
+        seat.done();
+        vacant.await;
+        dispatch.vacant(0).await;
+        dispatch.vacant(7).await;
+        assert!(dispatch.lock().vacancies.is_empty());
     }
 }

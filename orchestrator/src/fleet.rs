@@ -1,11 +1,14 @@
-//! All replicas behind the API: whether any would answer, and what the desk is told of each.
+//! All replicas behind the API: which there are, whether any would answer, and what the desk is told of each. Replicas come and go
+//! while requests are served; each has a number that no other ever gets.
 //!
-//! Knows nothing of requests.
+//! Knows nothing of requests, and nothing of why a replica comes or goes.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use cluster::{ForetoldHops, ReplicaState, StageObservation};
+use cluster::{ForetoldHops, ReplicaState, Role, StageObservation};
 use futures::future::join_all;
 use protocol::tls::TlsIdentity;
 use protocol::v1;
@@ -20,12 +23,21 @@ use crate::openai::ApiError;
 use crate::replica::Replica;
 use crate::router::PolicyName;
 
-/// The replicas.
-pub(crate) struct Fleet {
-    members: Vec<Member>,
+/// The replicas. Clones are handles of the same fleet.
+#[derive(Clone)]
+pub struct Fleet(Arc<Inner>);
+
+struct Inner {
+    tls: TlsIdentity,
+    members: RwLock<Members>,
     dispatch: Arc<Dispatch>,
-    /// One for each.
-    _watchers: Vec<AbortOnDropHandle<()>>,
+}
+
+struct Members {
+    /// By their numbers.
+    there: BTreeMap<usize, Arc<Member>>,
+    /// For what it is waited while there is none.
+    waiting_for: String,
 }
 
 /// One of them.
@@ -36,66 +48,112 @@ pub(crate) struct Member {
     pub(crate) observations: watch::Receiver<Vec<StageObservation>>,
     /// What its links foretell.
     pub(crate) hops: watch::Receiver<Option<ForetoldHops>>,
+    is_draining: AtomicBool,
+    _watcher: AbortOnDropHandle<()>,
 }
 
 impl Fleet {
-    /// In whose lines `limit` requests may wait. Needs a runtime.
-    pub(crate) fn new(feeds: Vec<ReplicaFeed>, tls: &TlsIdentity, router: PolicyName, limit: usize) -> Self {
+    /// None yet. In their lines `limit` requests may wait; `tls` is who asks the masters.
+    pub fn new(tls: TlsIdentity, router: PolicyName, limit: usize) -> Self {
         // Any seed will do; orchestrators that share replicas must not share it.
         let seed = Uuid::new_v4().as_u64_pair().0;
-        let mut desk = Desk::new(router.policy(seed), limit);
-        let mut members = Vec::new();
-        for feed in feeds {
-            desk.add(feed.slots, feed.predicted.unwrap_or_default());
-            let replica = Arc::new(Replica::new(feed.state, tls.clone()));
-            members.push(Member { replica, observations: feed.observations, hops: feed.hops });
-        }
-        let dispatch = Dispatch::new(desk);
-        let watchers = members.iter().enumerate().map(|(number, member)| {
-            // Before the first request.
-            tell(&member.replica, number, &dispatch);
-            let watching = watch(Arc::clone(&member.replica), number, Arc::clone(&dispatch));
-            AbortOnDropHandle::new(tokio::spawn(watching))
-        });
-        Self { _watchers: watchers.collect(), members, dispatch }
+        let dispatch = Dispatch::new(Desk::new(router.policy(seed), limit));
+        let members = Members { there: BTreeMap::new(), waiting_for: "there is no replica".to_owned() };
+        Self(Arc::new(Inner { tls, members: RwLock::new(members), dispatch }))
     }
 
-    /// All replicas, by their numbers.
-    pub(crate) fn members(&self) -> &[Member] {
-        &self.members
+    /// Adds a replica and gives its number. Needs a runtime, in which it is watched.
+    pub fn add(&self, feed: ReplicaFeed) -> usize {
+        let dispatch = &self.0.dispatch;
+        let number = dispatch.add(feed.slots, feed.predicted.unwrap_or_default());
+        let replica = Arc::new(Replica::new(feed.state, self.0.tls.clone()));
+        // Before the first request.
+        tell(&replica, number, dispatch);
+        let watching = watch(Arc::clone(&replica), number, Arc::clone(dispatch));
+        let member = Member {
+            replica,
+            observations: feed.observations,
+            hops: feed.hops,
+            is_draining: AtomicBool::new(false),
+            _watcher: AbortOnDropHandle::new(tokio::spawn(watching)),
+        };
+        self.write().there.insert(number, Arc::new(member));
+        number
+    }
+
+    /// A replica's role is another from now on: nothing of it is reloaded, and its requests go on.
+    pub fn set_role(&self, number: usize, role: Role) {
+        self.0.dispatch.set_role(number, role);
+    }
+
+    /// Sends a replica no more requests. Those that it generates go on, those that wait for it are bound anew.
+    pub fn drain(&self, number: usize) {
+        if let Some(member) = self.member(number) {
+            // First, so that nobody says ready who is not.
+            member.is_draining.store(true, Ordering::Relaxed);
+            self.0.dispatch.drain(number);
+        }
+    }
+
+    /// Lets a replica stay that was drained.
+    pub fn resume(&self, number: usize) {
+        if let Some(member) = self.member(number) {
+            self.0.dispatch.resume(number);
+            member.is_draining.store(false, Ordering::Relaxed);
+            tell(&member.replica, number, &self.0.dispatch);
+        }
+    }
+
+    /// Waits until a replica generates nothing, which a drained one comes to.
+    pub async fn drained(&self, number: usize) {
+        self.0.dispatch.vacant(number).await;
+    }
+
+    /// Forgets a replica. What it still generated goes on at another, as if it were lost.
+    pub fn remove(&self, number: usize) {
+        self.write().there.remove(&number);
+        self.0.dispatch.remove(number);
+    }
+
+    /// Says for what it is waited while there is no replica.
+    pub fn wait_for(&self, what: String) {
+        self.write().waiting_for = what;
+    }
+
+    /// All replicas and their numbers.
+    pub(crate) fn members(&self) -> Vec<(usize, Arc<Member>)> {
+        let members = self.0.members.read().unwrap_or_else(PoisonError::into_inner);
+        members.there.iter().map(|(number, member)| (*number, Arc::clone(member))).collect()
     }
 
     /// Where requests get their places.
     pub(crate) fn dispatch(&self) -> &Arc<Dispatch> {
-        &self.dispatch
+        &self.0.dispatch
     }
 
-    /// The way to a replica.
-    pub(crate) fn replica(&self, number: usize) -> Result<&Replica, ApiError> {
-        let member = self.members.get(number);
-        member
-            .map(|member| &*member.replica)
-            .ok_or(ApiError::Internal { reason: "a replica is unknown to the fleet" })
+    /// A replica, unless it was removed.
+    pub(crate) fn member(&self, number: usize) -> Option<Arc<Member>> {
+        self.0.members.read().unwrap_or_else(PoisonError::into_inner).there.get(&number).cloned()
     }
 
     /// Tells the desk at once what is known of a replica, for who has just learned something of it.
     pub(crate) fn refresh(&self, number: usize) {
-        if let Some(member) = self.members.get(number) {
-            tell(&member.replica, number, &self.dispatch);
+        if let Some(member) = self.member(number) {
+            tell(&member.replica, number, &self.0.dispatch);
         }
     }
 
     /// Whether any replica would take a request, and if not, why.
     pub(crate) fn readiness(&self) -> Result<(), ApiError> {
         let mut reasons = Vec::new();
-        for (number, member) in self.members.iter().enumerate() {
-            match member.replica.readiness() {
+        for (number, member) in self.members() {
+            match member.readiness() {
                 Ok(()) => return Ok(()),
                 Err(reason) => reasons.push((number, reason)),
             }
         }
         let reason = match &reasons[..] {
-            [] => "there is no replica".to_owned(),
+            [] => self.0.members.read().unwrap_or_else(PoisonError::into_inner).waiting_for.clone(),
             [(_, reason)] => reason.clone(),
             several => {
                 let each = several.iter().map(|(number, reason)| format!("replica {number}: {reason}"));
@@ -105,12 +163,42 @@ impl Fleet {
         Err(ApiError::NotReady { reason })
     }
 
-    /// What the engines say of themselves, of those that do within the deadline.
-    pub(crate) async fn engines(&self, deadline: Duration) -> Vec<Option<v1::EngineStatusReply>> {
-        let asked = self.members.iter().map(|member| async {
+    /// What the engines of some replicas say of themselves, of those that do within the deadline.
+    pub(crate) async fn engines(
+        members: &[(usize, Arc<Member>)],
+        deadline: Duration,
+    ) -> Vec<Option<v1::EngineStatusReply>> {
+        let asked = members.iter().map(|(_, member)| async {
             tokio::time::timeout(deadline, member.replica.engine_status()).await.ok().flatten()
         });
         join_all(asked).await
+    }
+
+    fn write(&self) -> std::sync::RwLockWriteGuard<'_, Members> {
+        // It is whole after every statement.
+        self.0.members.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for Fleet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let numbers: Vec<usize> = self.members().into_iter().map(|(number, _)| number).collect();
+        f.debug_tuple("Fleet").field(&numbers).finish()
+    }
+}
+
+impl Member {
+    /// Whether it would take a request, and if not, why.
+    pub(crate) fn readiness(&self) -> Result<(), String> {
+        if self.is_draining() {
+            return Err("it is drained: it finishes what it generates, and is stopped then".to_owned());
+        }
+        self.replica.readiness()
+    }
+
+    /// Whether it gets no more requests.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.is_draining.load(Ordering::Relaxed)
     }
 }
 

@@ -33,6 +33,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 pub use config::{Limits, OrchestratorConfig, ReplicaFeed};
+pub use fleet::Fleet;
 pub use model::TextModelError;
 
 use app::App;

@@ -149,7 +149,10 @@ impl Source {
 
     /// Asks the master of a replica in which there is a slot.
     async fn send(&mut self, replica: usize) -> Result<(), ApiError> {
-        let accepted = self.app.fleet.replica(replica)?.generate(self.request_now()).await;
+        let Some(member) = self.app.fleet.member(replica) else {
+            return self.set_back(Setback::Unreached { reason: "it was taken away".into() }, replica);
+        };
+        let accepted = member.replica.generate(self.request_now()).await;
         match accepted {
             Ok(events) => {
                 if let Phase::Waiting(Waiting { seat, .. }) = std::mem::replace(&mut self.phase, Phase::Over)

@@ -15,6 +15,10 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::{Request, Response, Status};
 
+use crate::config::{Limits, ReplicaFeed};
+use crate::fleet::Fleet;
+use crate::router::PolicyName;
+
 /// SmolLM2, of which only the vocabulary is loaded.
 pub(crate) fn smollm2() -> PathBuf {
     let folder = std::env::var_os("SHOAL_MODELS").map(PathBuf::from).unwrap_or_else(|| {
@@ -23,6 +27,15 @@ pub(crate) fn smollm2() -> PathBuf {
     let path = folder.join("SmolLM2-135M-Instruct.Q4_1.gguf");
     assert!(path.is_file(), "{} is missing: run scripts/fetch-models.sh", path.display());
     path
+}
+
+/// A fleet of these replicas.
+pub(crate) fn fleet(feeds: Vec<ReplicaFeed>, tls: &TlsIdentity, limits: &Limits) -> Fleet {
+    let fleet = Fleet::new(tls.clone(), PolicyName::Jsq, limits.queue);
+    for feed in feeds {
+        fleet.add(feed);
+    }
+    fleet
 }
 
 /// A master that hands its calls to the test.

@@ -19,8 +19,7 @@ use tonic::Status;
 
 use super::*;
 use crate::model::TextModel;
-use crate::router::PolicyName;
-use crate::testing::{Master, smollm2};
+use crate::testing::{Master, fleet, smollm2};
 
 mod several;
 
@@ -34,6 +33,7 @@ struct Bench {
     url: String,
     client: reqwest::Client,
     identity: TlsIdentity,
+    fleet: Fleet,
     /// Of replica 0.
     master: Master,
     agent: watch::Sender<ReplicaState>,
@@ -67,15 +67,15 @@ impl Bench {
         }
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
+        let fleet = fleet(feeds, &identity, &limits);
         let config = OrchestratorConfig {
             model_name: "smollm2".into(),
             aliases: Vec::new(),
             model_path: smollm2(),
             chat_template: None,
-            replicas: feeds,
-            router: PolicyName::Jsq,
-            tls: identity.clone(),
+            fleet: fleet.clone(),
             cluster: None,
+            deployment: None,
             n_ctx: N_CTX,
             limits,
         };
@@ -83,8 +83,20 @@ impl Bench {
         let server = tokio::spawn(serve(listener, config, shutdown.clone()));
         let model = TextModel::load(&smollm2(), None).unwrap();
         let client = reqwest::Client::new();
-        let bench =
-            Self { url, client, identity, master, agent, stages, hops, others, shutdown, server, model };
+        let bench = Self {
+            url,
+            client,
+            identity,
+            fleet,
+            master,
+            agent,
+            stages,
+            hops,
+            others,
+            shutdown,
+            server,
+            model,
+        };
         let ready = async {
             while bench.get("/ready").await.0 != StatusCode::OK {
                 tokio::task::yield_now().await;
@@ -521,21 +533,21 @@ async fn the_model_is_listed_with_its_numbers() {
 async fn a_model_that_is_no_model_ends_the_server_with_its_name() {
     let identity = ClusterCa::new().unwrap().issue("test").unwrap();
     let (_agent, replica) = watch::channel(ReplicaState::Down { reason: "starting".into() });
+    let feed = ReplicaFeed {
+        state: replica,
+        observations: watch::channel(Vec::new()).1,
+        hops: watch::channel(None).1,
+        slots: 4,
+        predicted: None,
+    };
     let config = OrchestratorConfig {
         model_name: "none".into(),
         aliases: Vec::new(),
         model_path: "no/such/model.gguf".into(),
         chat_template: None,
-        replicas: vec![ReplicaFeed {
-            state: replica,
-            observations: watch::channel(Vec::new()).1,
-            hops: watch::channel(None).1,
-            slots: 4,
-            predicted: None,
-        }],
-        router: PolicyName::Jsq,
-        tls: identity,
+        fleet: fleet(vec![feed], &identity, &Limits::default()),
         cluster: None,
+        deployment: None,
         n_ctx: N_CTX,
         limits: Limits::default(),
     };

@@ -42,6 +42,8 @@ pub enum RegistryError {
     NoToken(String),
     #[error("there is no node {0:?}: `shoal node list` shows all")]
     NoNode(String),
+    #[error("there is no plan {0}")]
+    NoPlan(u64),
     #[error("{start:?} is the start of several nodes' ids: {}", ids.join(", "))]
     SeveralNodes { start: String, ids: Vec<String> },
     #[error("the name {name} is taken by another node, {id}: remove that one first")]
@@ -53,6 +55,6 @@ pub enum RegistryError {
 impl RegistryError {
     /// Whether what was named is not there, or not named clearly.
     pub fn is_unknown_name(&self) -> bool {
-        matches!(self, Self::NoToken(_) | Self::NoNode(_) | Self::SeveralNodes { .. })
+        matches!(self, Self::NoToken(_) | Self::NoNode(_) | Self::NoPlan(_) | Self::SeveralNodes { .. })
     }
 }

@@ -1,4 +1,4 @@
-//! What happened to the cluster's membership.
+//! What happened to the cluster: to its membership, and to what runs on it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -65,6 +65,28 @@ kinds! {
     NodeAway = "node_away",
     /// A node left, or was removed.
     NodeLeft = "node_left",
+    /// A plan was made.
+    PlanMade = "plan_made",
+    /// A plan is desired from now on.
+    PlanDesired = "plan_desired",
+    /// All that the desired plan asks for is as it asks.
+    PlanReached = "plan_reached",
+    /// A plan was looked for because nodes came or went, and what came of it.
+    Replanned = "replanned",
+    /// A replica is started.
+    ReplicaStarted = "replica_started",
+    /// A replica serves.
+    ReplicaServes = "replica_serves",
+    /// A replica that served does not.
+    ReplicaDown = "replica_down",
+    /// A replica's role is another.
+    ReplicaRole = "replica_role",
+    /// A replica gets no more requests.
+    ReplicaDrained = "replica_drained",
+    /// A replica that was to go stays.
+    ReplicaKept = "replica_kept",
+    /// A replica was stopped.
+    ReplicaStopped = "replica_stopped",
 }
 
 impl fmt::Display for EventKind {

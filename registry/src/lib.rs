@@ -1,7 +1,8 @@
 //! Who is a member of the cluster: its certificate authority, tokens, nodes and events, kept in a folder of the
 //! orchestrator's host, and the port at which nodes join, attend and renew their certificates.
 //!
-//! It decides who is let in and knows who is there. It knows nothing of models, stages or HTTP, and starts nothing.
+//! It decides who is let in and knows who is there, and keeps plans for who makes them. It knows nothing of models, stages or
+//! HTTP, and starts nothing.
 #![forbid(unsafe_code)]
 
 mod attempts;
@@ -9,6 +10,7 @@ mod error;
 mod event;
 mod folder;
 mod member;
+mod plan;
 mod presence;
 mod registry;
 mod service;
@@ -22,6 +24,7 @@ pub use error::RegistryError;
 pub use event::{Event, EventKind};
 pub use folder::StateFolder;
 pub use member::{MemberState, NodeRecord, TokenRecord};
+pub use plan::{DeploymentRecord, NewPlan, PlanOrigin, PlanRecord};
 pub use presence::{Present, Reached};
 pub use registry::{Member, Registry};
 pub use service::{Announce, Approval, ClusterPort, ClusterPortConfig, PortError};

@@ -14,8 +14,9 @@ use tokio::sync::watch;
 use uuid::Uuid;
 
 use crate::error::RegistryError;
-use crate::event::Event;
+use crate::event::{Event, EventKind};
 use crate::member::{MemberState, NodeRecord, TokenRecord};
+use crate::plan::{DeploymentRecord, NewPlan, PlanRecord};
 use crate::presence::{Presence, Present, PresentNodes};
 use crate::store::Store;
 use crate::timestamp::Timestamp;
@@ -148,6 +149,41 @@ impl Registry {
     /// The id of the newest event.
     pub fn last_event(&self) -> Result<u64> {
         self.0.store.last_event()
+    }
+
+    /// Tells of something that is not about one node.
+    pub fn tell(&self, kind: EventKind, text: &str) -> Result<()> {
+        self.0.store.tell(kind, None, text)
+    }
+
+    /// Keeps a plan and gives its id; `told` says in short what is in it.
+    pub fn add_plan(&self, plan: &NewPlan<'_>, told: &str) -> Result<u64> {
+        self.0.store.add_plan(plan, told)
+    }
+
+    /// All plans, the newest first.
+    pub fn plans(&self) -> Result<Vec<PlanRecord>> {
+        self.0.store.plans()
+    }
+
+    /// One of them.
+    pub fn plan(&self, id: u64) -> Result<PlanRecord> {
+        self.0.store.plan(id)
+    }
+
+    /// Lets a plan be desired from now on, and gives the number of that decision.
+    pub fn deploy(&self, plan: u64, reason: &str) -> Result<u64> {
+        self.0.store.deploy(plan, reason)
+    }
+
+    /// Which plans were desired, the newest decision first, at most so many.
+    pub fn deployments(&self, limit: u32) -> Result<Vec<DeploymentRecord>> {
+        self.0.store.deployments(limit)
+    }
+
+    /// Takes so many epochs, which nobody is given again, also after a restart; gives the first.
+    pub fn take_epochs(&self, count: u64) -> Result<u64> {
+        self.0.store.take_epochs(count)
     }
 
     /// Where the orchestrator was reached when it last ran.

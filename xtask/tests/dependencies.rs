@@ -8,9 +8,10 @@ use cargo_metadata::{DependencyKind, Metadata, MetadataCommand};
 use xtask::repository::{output_of, root};
 
 /// Which of our own crates a crate may use outside its tests. A crate that is not listed here does not exist yet.
-const MAY_KNOW: [(&str, &[&str]); 17] = [
+const MAY_KNOW: [(&str, &[&str]); 18] = [
     ("chart", &[]),
     ("cluster", &[]),
+    ("deploy", &["cluster", "protocol", "registry"]),
     ("gguf", &["cluster"]),
     ("kv-blob", &[]),
     ("loadgen", &[]),
@@ -22,12 +23,13 @@ const MAY_KNOW: [(&str, &[&str]); 17] = [
     ("stage", &["cluster", "llama", "protocol"]),
     ("node", &["cluster", "gguf", "protocol"]),
     ("registry", &["cluster", "protocol"]),
-    ("orchestrator", &["cluster", "llama", "protocol", "registry"]),
+    ("orchestrator", &["cluster", "deploy", "llama", "protocol", "registry"]),
     (
         "shoal",
         &[
             "chart",
             "cluster",
+            "deploy",
             "gguf",
             "llama",
             "loadgen",
@@ -45,7 +47,7 @@ const MAY_KNOW: [(&str, &[&str]); 17] = [
 ];
 
 /// Packages that must not be found anywhere below a crate, and why.
-const NEVER_BELOW: [(&str, &[&str], &str); 8] = [
+const NEVER_BELOW: [(&str, &[&str], &str); 9] = [
     ("cluster", &["tokio", "tonic", "tracing", "cc", "cmake", "bindgen", "libc"], "it is only nouns"),
     (
         "gguf",
@@ -64,6 +66,7 @@ const NEVER_BELOW: [(&str, &[&str], &str); 8] = [
     ),
     ("llama", &["tokio", "tonic"], "it blocks; who calls it chooses the thread"),
     ("protocol", &["llama-cpp-sys-2"], "what is said on the wire does not depend on llama.cpp"),
+    ("deploy", &["llama-cpp-sys-2"], "what is desired has nothing to do with who carries it out"),
     ("registry", &["llama-cpp-sys-2"], "who is a member has nothing to do with models"),
     ("node", &["llama-cpp-sys-2"], "native code can abort the process, and the agent must survive"),
 ];

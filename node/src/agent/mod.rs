@@ -5,6 +5,7 @@
 //! workers die with the agent's process because their stdin, or the stream of orders to their node, ends.
 
 mod board;
+mod epochs;
 mod keeper;
 mod logs;
 mod observer;
@@ -22,8 +23,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::{
-    Bytes, DeviceProfile, Epoch, ModelHash, ReplicaState, StageIndex, StageLoad, StageMemory,
-    StageObservation, StageReport,
+    Bytes, DeviceProfile, ModelHash, ReplicaState, StageIndex, StageLoad, StageMemory, StageObservation,
+    StageReport,
 };
 use protocol::emulation::Emulation;
 use protocol::node::{Peer, StageOrder, Supply};
@@ -40,9 +41,11 @@ use crate::prepare::{PreparedReplica, PreparedStage, ReplicaPlan};
 use crate::slices::Pin;
 use crate::turns::TurnsFile;
 use board::StagePhase;
+pub use epochs::Epochs;
 use keeper::Keeper;
 use observer::{Observed, Observer};
 use order::{OnHost, ReplicaOrder, StagePlace, worker_config};
+pub use place::Whereabouts;
 use place::{NodeAt, Place};
 pub use process::WorkerCommand;
 use supervisor::Supervisor;
@@ -88,6 +91,15 @@ pub struct Outlook {
     pub state: watch::Sender<ReplicaState>,
     /// What its stages are seen to do, a few times a second.
     pub observations: watch::Sender<Vec<StageObservation>>,
+    /// What they said of themselves when the replica last became ready; told before its state.
+    pub reports: watch::Sender<Vec<StageReport>>,
+}
+
+impl Outlook {
+    /// Where others look at the state alone, or ask the agent.
+    pub fn new(state: watch::Sender<ReplicaState>) -> Self {
+        Self { state, observations: watch::Sender::new(Vec::new()), reports: watch::Sender::new(Vec::new()) }
+    }
 }
 
 /// A replica to run on nodes, which cut their stages from their own copies of the model, or fetch them.
@@ -111,6 +123,10 @@ pub struct RemoteReplica {
     /// From whom nodes without a copy of the model get their parts of it, the likeliest first: other nodes, and last this
     /// process, whose word on what the parts are counts.
     pub sources: Vec<Peer>,
+    /// Numbers for its incarnations.
+    pub epochs: Epochs,
+    /// Where nodes are that were started again elsewhere; else they are looked for where they were.
+    pub whereabouts: Option<Whereabouts>,
 }
 
 /// A stage was given up before the replica served for the first time.
@@ -143,26 +159,29 @@ impl Agent {
         let identity = ca.issue("agent")?;
         let (turns, pins) = (Arc::clone(&config.turns), config.replica.pins.clone());
         let stages = local_stages(config, ca)?;
+        // No stage outlives this agent.
+        let epochs = Epochs::default();
         Ok(Self {
             _turns: Some(turns),
             _pins: pins,
-            ..Self::run(stages, Link { identity, encoding }, outlook)
+            ..Self::run(stages, Link { identity, encoding, epochs }, outlook)
         })
     }
 
     /// The same on nodes.
     pub fn start_on_nodes(replica: RemoteReplica, outlook: Outlook) -> Self {
-        let link = Link { identity: replica.identity.clone(), encoding: replica.settings.encoding };
+        let (identity, encoding) = (replica.identity.clone(), replica.settings.encoding);
+        let link = Link { identity, encoding, epochs: replica.epochs.clone() };
         Self::run(remote_stages(&replica), link, outlook)
     }
 
     fn run(stages: Vec<Stage>, link: Link, outlook: Outlook) -> Self {
-        let Outlook { state, observations } = outlook;
+        let Outlook { state, observations, reports } = outlook;
         let shutdown = CancellationToken::new();
-        let Link { identity, encoding } = link;
+        let Link { identity, encoding, epochs } = link;
         let starting = StagePhase::Starting { progress: 0.0, preparing: None, lost: None };
         let (board, board_seen) = watch::channel(vec![starting; stages.len()]);
-        let (reports, reports_seen) = watch::channel(Vec::new());
+        let reports_seen = reports.subscribe();
         let indices = 0..stages.len() as u32;
         observations.send_replace(indices.map(|stage| StageObservation::none(StageIndex(stage))).collect());
         let mut tasks = JoinSet::new();
@@ -192,7 +211,7 @@ impl Agent {
             identity,
             encoding,
             shutdown: shutdown.clone(),
-            epoch: Epoch(0),
+            epochs,
             refusals: 0,
         };
         tasks.spawn(supervisor.run());
@@ -231,10 +250,7 @@ impl Agent {
             if matches!(*state.borrow_and_update(), ReplicaState::Ready { .. }) {
                 return Ok(self.reports.borrow().clone());
             }
-            let given_up = board.borrow_and_update().iter().enumerate().find_map(|(i, phase)| match phase {
-                StagePhase::GivenUp { reason } => Some(format!("{}: {reason}", StageIndex(i as u32))),
-                StagePhase::Starting { .. } | StagePhase::Loaded(_) => None,
-            });
+            let given_up = given_up(&board.borrow_and_update());
             if let Some(reason) = given_up {
                 return Err(NeverReady { reason });
             }
@@ -244,6 +260,20 @@ impl Agent {
             };
             if ended {
                 return Err(NeverReady { reason: "it was shut down".to_owned() });
+            }
+        }
+    }
+
+    /// Waits until a stage is given up, and says why: the replica will not serve again by itself.
+    pub async fn gives_up(&self) -> String {
+        let mut board = self.board.clone();
+        loop {
+            let given_up = given_up(&board.borrow_and_update());
+            if let Some(reason) = given_up {
+                return reason;
+            }
+            if board.changed().await.is_err() {
+                return std::future::pending().await;
             }
         }
     }
@@ -259,6 +289,14 @@ impl Agent {
     }
 }
 
+/// Which stage was given up, and why.
+fn given_up(board: &[StagePhase]) -> Option<String> {
+    board.iter().enumerate().find_map(|(i, phase)| match phase {
+        StagePhase::GivenUp { reason } => Some(format!("{}: {reason}", StageIndex(i as u32))),
+        StagePhase::Starting { .. } | StagePhase::Loaded(_) => None,
+    })
+}
+
 /// A stage to be kept.
 struct Stage {
     place: Place,
@@ -271,6 +309,7 @@ struct Stage {
 struct Link {
     identity: TlsIdentity,
     encoding: RowEncoding,
+    epochs: Epochs,
 }
 
 fn local_stages(config: ReplicaConfig, ca: &ClusterCa) -> Result<Vec<Stage>, TlsError> {
@@ -332,7 +371,13 @@ fn remote_stages(replica: &RemoteReplica) -> Vec<Stage> {
             replica.profiles.iter().filter(|profile| profile.device.0.starts_with(&prefix)).collect();
         let observer = Observer::new(&Observed { shape: plan.model().shape(), order: &order, profiles });
         let build = node.facts().build.clone();
-        let node = NodeAt { address: node.address().clone(), identity: identity.clone(), build };
+        let node = NodeAt {
+            name: node.name().clone(),
+            address: node.address().clone(),
+            whereabouts: replica.whereabouts.clone(),
+            identity: identity.clone(),
+            build,
+        };
         Stage { place: Place::There { node, order: Box::new(order) }, report, observer }
     };
     stages.map(stage).collect()

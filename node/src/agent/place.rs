@@ -2,9 +2,10 @@
 //! same with both.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
-use cluster::Bytes;
+use cluster::{Bytes, NodeId};
 use protocol::node::{Address, Build, StageOrder};
 use protocol::tls::TlsIdentity;
 use protocol::worker::WorkerConfig;
@@ -34,10 +35,16 @@ pub(super) enum Place {
     },
 }
 
+/// Where a node is reached now, by somebody who knows when it has moved.
+pub type Whereabouts = Arc<dyn Fn(&NodeId) -> Option<Address> + Send + Sync>;
+
 /// How to reach a node.
 #[derive(Clone)]
 pub(super) struct NodeAt {
+    pub(super) name: NodeId,
+    /// Where it was reached at first.
     pub(super) address: Address,
+    pub(super) whereabouts: Option<Whereabouts>,
     pub(super) identity: TlsIdentity,
     pub(super) build: Build,
 }
@@ -59,6 +66,14 @@ impl Lost {
 pub(super) enum Worker {
     Here(Box<WorkerProcess>),
     There(Box<RemoteWorker>),
+}
+
+impl NodeAt {
+    /// Where it is reached, as far as is known.
+    pub(super) fn address(&self) -> Address {
+        let now = self.whereabouts.as_ref().and_then(|find| find(&self.name));
+        now.unwrap_or_else(|| self.address.clone())
+    }
 }
 
 impl Place {

@@ -39,7 +39,7 @@ impl RemoteWorker {
         order: &StageOrder,
         told: &mut (dyn FnMut(String) + Send),
     ) -> Result<Self, Lost> {
-        let connected = NodeClient::connect(&at.address, &at.identity, &at.build).await;
+        let connected = NodeClient::connect(&at.address(), &at.identity, &at.build).await;
         let node = connected.map_err(unreachable)?;
         let who = format!("node {}", node.name());
         let mut stream = node.run_worker(order.clone()).await.map_err(refused)?;

@@ -14,6 +14,7 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::board::{Assessment, Linked, LoadedStage, StagePhase, assess};
+use super::epochs::Epochs;
 
 /// Within which a stage must have linked: a connection on the LAN and an answer.
 const LINK_DEADLINE: Duration = Duration::from_secs(5);
@@ -34,8 +35,7 @@ pub(super) struct Supervisor {
     pub(super) identity: TlsIdentity,
     pub(super) encoding: RowEncoding,
     pub(super) shutdown: CancellationToken,
-    /// Of the last link.
-    pub(super) epoch: Epoch,
+    pub(super) epochs: Epochs,
     /// In a row.
     pub(super) refusals: u32,
 }
@@ -85,17 +85,24 @@ impl Supervisor {
         }
     }
 
-    /// Links under a new epoch; `None` if a stage refused.
+    /// Links under a new epoch; `None` if a stage refused, or there was no epoch.
     async fn link_anew(&mut self, stages: &[LoadedStage], lost: Option<String>) -> Option<Linked> {
         if let Some(reason) = lost {
             tracing::warn!(%reason, "the stages are linked again");
             self.publish(ReplicaState::Down { reason: format!("{reason}; the stages are linked again") });
         }
-        self.epoch = Epoch(self.epoch.0 + 1);
-        match self.link(stages, self.epoch).await {
+        let epoch = match self.epochs.next().await {
+            Ok(epoch) => epoch,
+            Err(reason) => {
+                tracing::warn!(%reason, "no epoch could be taken");
+                self.publish(ReplicaState::Down { reason: format!("no epoch could be taken: {reason}") });
+                return None;
+            }
+        };
+        match self.link(stages, epoch).await {
             Ok(()) => {
                 self.refusals = 0;
-                Some(self.serve(stages, self.epoch))
+                Some(self.serve(stages, epoch))
             }
             Err(refusal) => {
                 self.refusals += 1;

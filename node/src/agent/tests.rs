@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-use cluster::{LayerRange, Load};
+use cluster::{Epoch, LayerRange, Load};
 use gguf::cut::CutOptions;
 use protocol::listen::{FrameSizes, TlsIncoming, server};
 use protocol::v1;
@@ -164,8 +164,7 @@ impl Fixture {
         let settings =
             WorkerSettings { threads: Some(1), micro_batches: 1, queue_limit: 1, encoding: RowEncoding::F32 };
         let loading = ReplicaState::Loading { progress: 0.0, waiting_for: String::new() };
-        let outlook =
-            Outlook { state: watch::Sender::new(loading), observations: watch::Sender::new(Vec::new()) };
+        let outlook = Outlook::new(watch::Sender::new(loading));
         let config = ReplicaConfig {
             command,
             replica,

@@ -1,10 +1,11 @@
-//! The admin API: who is a member of the cluster, and what happened. It is there where nodes can join, and for those who have
-//! the key that lies with the cluster's state.
+//! The admin API: who is a member of the cluster, what is to run on it, and what happened. It is there where nodes can join, and for
+//! those who have the key that lies with the cluster's state.
 //!
-//! It decides nothing: the registry does.
+//! It decides nothing: the registry and the deployment do.
 
 mod events;
 mod nodes;
+mod plans;
 
 use std::sync::Arc;
 
@@ -27,8 +28,22 @@ pub(crate) fn routes(app: &App) -> Router<Arc<App>> {
         .route("/admin/v1/nodes/{node}", get(nodes::one).delete(nodes::remove))
         .route("/admin/v1/nodes/{node}/approve", post(nodes::approve))
         .route("/admin/v1/events", get(events::events))
+        .merge(plan_routes(app))
         // Only of these routes, and before their handlers: one that is added is protected.
         .route_layer(from_fn_with_state(registry, check_key))
+}
+
+/// Where plans are carried out.
+fn plan_routes(app: &App) -> Router<Arc<App>> {
+    if app.deployment.is_none() {
+        return Router::new();
+    }
+    Router::new()
+        .route("/admin/v1/plans", get(plans::list).post(plans::add))
+        .route("/admin/v1/plans/rollback", post(plans::roll_back))
+        .route("/admin/v1/plans/{id}", get(plans::one))
+        .route("/admin/v1/plans/{id}/apply", post(plans::apply))
+        .route("/admin/v1/deployment", get(plans::now))
 }
 
 async fn check_key(

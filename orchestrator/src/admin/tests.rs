@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{Method, StatusCode};
-use cluster::ReplicaState;
+use cluster::{Attention, BlockKind, BlockShape, Bytes, FeedForward, MemoryCosts, ModelShape, ReplicaState};
+use deploy::{Deployment, MemoryRule, ServedModel};
 use futures::StreamExt;
 use protocol::tls::ClusterCa;
 use serde_json::Value;
@@ -15,11 +16,12 @@ use tower::ServiceExt;
 use super::*;
 use crate::config::{Limits, OrchestratorConfig, ReplicaFeed};
 use crate::http::router;
-use crate::router::PolicyName;
+use crate::testing::fleet;
 
 struct Api {
     app: Arc<App>,
     registry: Registry,
+    deployment: Deployment,
     _folder: TempDir,
 }
 
@@ -27,7 +29,9 @@ impl Api {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let registry = Registry::open(folder.path()).unwrap();
-        Self { app: app(Some(registry.clone())), registry, _folder: folder }
+        let deployment = Deployment::open(registry.clone(), served()).unwrap();
+        let app = app(Some(registry.clone()), Some(deployment.clone()));
+        Self { app, registry, deployment, _folder: folder }
     }
 
     async fn ask(&self, method: Method, path: &str, key: Option<&str>) -> Response {
@@ -40,30 +44,76 @@ impl Api {
     }
 
     async fn get(&self, path: &str) -> (StatusCode, Value) {
-        let response = self.ask(Method::GET, path, Some(self.registry.admin_key())).await;
-        let status = response.status();
-        let bytes = axum::body::to_bytes(response.into_body(), 1 << 20).await.unwrap();
-        (status, serde_json::from_slice(&bytes).unwrap())
+        answer(self.ask(Method::GET, path, Some(self.registry.admin_key())).await).await
+    }
+
+    async fn post(&self, path: &str, body: &str) -> (StatusCode, Value) {
+        let request = Request::post(path).header(header::CONTENT_TYPE, "application/json");
+        let request = request.header(header::AUTHORIZATION, format!("Bearer {}", self.registry.admin_key()));
+        let request = request.body(Body::from(body.to_owned())).unwrap();
+        answer(router(Arc::clone(&self.app)).oneshot(request).await.unwrap()).await
     }
 }
 
-fn app(cluster: Option<Registry>) -> Arc<App> {
+async fn answer(response: Response) -> (StatusCode, Value) {
+    let status = response.status();
+    let bytes = axum::body::to_bytes(response.into_body(), 1 << 20).await.unwrap();
+    (status, serde_json::from_slice(&bytes).unwrap())
+}
+
+/// A model of eight blocks.
+fn served() -> ServedModel {
+    let block = BlockShape {
+        kind: BlockKind { attention: Attention::Full, feed_forward: FeedForward::Dense },
+        weight_bytes: Bytes::from_mib(1),
+        kv_elements_per_token: 64,
+        state_bytes_per_slot: Bytes::ZERO,
+    };
+    let shape = ModelShape {
+        architecture: "llama".into(),
+        name: None,
+        n_embd: 64,
+        n_vocab: 100,
+        n_ctx_train: 512,
+        n_head: vec![4; 8],
+        n_head_kv: vec![4; 8],
+        blocks: vec![block; 8],
+        embedding_bytes: Bytes::from_mib(1),
+        head_bytes: Bytes::from_mib(1),
+        tied: true,
+        global_bytes: Bytes::ZERO,
+        experts: None,
+        range_rules: Vec::new(),
+    };
+    ServedModel {
+        hash: "ab12".into(),
+        names: vec!["fish".into()],
+        n_ctx: 512,
+        n_ubatch: 64,
+        costs: MemoryCosts::assumed(&shape),
+        memory: MemoryRule::Heed,
+        shape,
+    }
+}
+
+fn app(cluster: Option<Registry>, deployment: Option<Deployment>) -> Arc<App> {
     let down = ReplicaState::Down { reason: "none".into() };
+    let feeds = vec![ReplicaFeed {
+        state: watch::channel(down).1,
+        observations: watch::channel(Vec::new()).1,
+        hops: watch::channel(None).1,
+        slots: 1,
+        predicted: None,
+    }];
+    let tls = ClusterCa::new().unwrap().issue("orchestrator").unwrap();
     Arc::new(App::new(OrchestratorConfig {
         model_name: "fish".into(),
         aliases: Vec::new(),
         model_path: "no/such/file".into(),
         chat_template: None,
-        replicas: vec![ReplicaFeed {
-            state: watch::channel(down).1,
-            observations: watch::channel(Vec::new()).1,
-            hops: watch::channel(None).1,
-            slots: 1,
-            predicted: None,
-        }],
-        router: PolicyName::Jsq,
-        tls: ClusterCa::new().unwrap().issue("orchestrator").unwrap(),
+        fleet: fleet(feeds, &tls, &Limits::default()),
         cluster,
+        deployment,
         n_ctx: 512,
         limits: Limits::default(),
     }))
@@ -82,6 +132,12 @@ async fn case_30_every_admin_route_asks_for_the_key_and_probes_do_not() {
         (Method::GET, "/admin/v1/events"),
         (Method::GET, "/admin/v1/events?follow=true"),
         (Method::HEAD, "/admin/v1/nodes"),
+        (Method::GET, "/admin/v1/plans"),
+        (Method::POST, "/admin/v1/plans"),
+        (Method::GET, "/admin/v1/plans/1"),
+        (Method::POST, "/admin/v1/plans/1/apply"),
+        (Method::POST, "/admin/v1/plans/rollback"),
+        (Method::GET, "/admin/v1/deployment"),
     ] {
         for key in [None, Some(""), Some("x"), Some(other.registry.admin_key())] {
             let refused = api.ask(method.clone(), path, key).await;
@@ -94,7 +150,7 @@ async fn case_30_every_admin_route_asks_for_the_key_and_probes_do_not() {
 #[tokio::test]
 async fn without_a_cluster_there_is_no_admin_api() {
     let request = Request::get("/admin/v1/nodes").body(Body::empty()).unwrap();
-    let response = router(app(None)).oneshot(request).await.unwrap();
+    let response = router(app(None, None)).oneshot(request).await.unwrap();
     assert_eq!(response.status(), StatusCode::NOT_FOUND);
 }
 
@@ -129,4 +185,74 @@ async fn events_are_listed_and_followed_from_where_one_left_off() {
     assert!(fourth.contains("token_revoked"), "{fourth}");
     let (status, _) = api.get("/admin/v1/events?limt=2").await;
     assert_eq!(status, StatusCode::BAD_REQUEST);
+}
+
+/// A plan of one replica on a node.
+fn plan_on(node: &str) -> Value {
+    let stage = serde_json::json!({ "device": node, "start": 0, "end": 8, "gpu_blocks": 0 });
+    let replica = serde_json::json!({ "role": "mixed", "slots": 2, "stages": [stage], "limit": "memory" });
+    serde_json::json!({ "objective": "by hand", "replicas": [replica] })
+}
+
+#[tokio::test]
+async fn a_plan_with_faults_is_refused_with_all_of_them() {
+    let api = Api::new();
+    let mut plan = plan_on("desk");
+    plan["replicas"][0]["slots"] = 0.into();
+    plan["replicas"][0]["stages"][0]["end"] = 7.into();
+    let (status, body) = api.post("/admin/v1/plans", &plan.to_string()).await;
+    assert_eq!((status, &body["error"]["code"]), (StatusCode::BAD_REQUEST, &"invalid_plan".into()));
+    let faults = body["error"]["faults"].as_array().unwrap();
+    assert_eq!(faults.len(), 3, "{faults:?}");
+    for part in ["it has 0 slots", "blocks 7..8 are nowhere", "there is no node desk"] {
+        assert!(faults.iter().any(|fault| fault.as_str().unwrap().contains(part)), "{part}: {faults:?}");
+        assert!(body["error"]["message"].as_str().unwrap().contains(part), "{body}");
+    }
+    let (status, _) = api.post("/admin/v1/plans", "{").await;
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+    let (status, body) = api.post("/admin/v1/plans", "{}").await;
+    assert_eq!((status, &body["error"]["code"]), (StatusCode::BAD_REQUEST, &"invalid_plan".into()));
+    assert_eq!(api.get("/admin/v1/plans").await.1["data"], serde_json::json!([]));
+}
+
+#[tokio::test]
+async fn plans_are_listed_applied_tried_without_effect_and_taken_back() {
+    let api = Api::new();
+    let (status, body) = api.post("/admin/v1/plans/rollback", "").await;
+    assert_eq!((status, &body["error"]["code"]), (StatusCode::CONFLICT, &"plan_conflict".into()));
+    for node in ["desk", "mac"] {
+        let file = serde_json::from_value(plan_on(node)).unwrap();
+        api.deployment.add(&file, registry::PlanOrigin::Given).unwrap();
+    }
+    let (status, body) = api.post("/admin/v1/plans/1/apply?dry_run=true", "").await;
+    assert_eq!((status, &body["dry_run"], &body["decision"]), (StatusCode::OK, &true.into(), &Value::Null));
+    assert_eq!(
+        (&body["steps"][0]["act"], &body["steps"][0]["chain"]),
+        (&"start".into(), &"desk[0..8], 2 slots".into())
+    );
+    assert_eq!(api.get("/admin/v1/deployment").await.1["plan"], Value::Null);
+    for id in [1, 2] {
+        let (status, body) = api.post(&format!("/admin/v1/plans/{id}/apply"), "").await;
+        assert_eq!((status, &body["decision"]), (StatusCode::OK, &id.into()), "{body}");
+    }
+    let (_, plans) = api.get("/admin/v1/plans").await;
+    let desired: Vec<bool> =
+        plans["data"].as_array().unwrap().iter().map(|plan| plan["desired"].as_bool().unwrap()).collect();
+    assert_eq!(desired, [true, false]);
+    let (_, plan) = api.get("/admin/v1/plans/1").await;
+    assert_eq!(plan["plan"]["replicas"][0]["stages"][0]["device"], "desk");
+    let (_, back) = api.post("/admin/v1/plans/rollback", "").await;
+    assert_eq!((&back["plan"], &back["decision"]), (&1.into(), &3.into()));
+    let (_, now) = api.get("/admin/v1/deployment").await;
+    assert_eq!(
+        (&now["plan"], &now["reached"], &now["replicas"]),
+        (&1.into(), &false.into(), &serde_json::json!([]))
+    );
+    assert_eq!(now["history"].as_array().unwrap().len(), 3);
+    for (path, code) in
+        [("9/apply", "plan_not_found"), ("x/apply", "invalid_value"), ("1/apply?dryrun=1", "invalid_value")]
+    {
+        let (status, body) = api.post(&format!("/admin/v1/plans/{path}"), "").await;
+        assert!(status.is_client_error() && body["error"]["code"] == code, "{path}: {body}");
+    }
 }

@@ -7,12 +7,14 @@ use cluster::{Epoch, Role};
 
 use super::prefix::PromptPrefix;
 use super::rates::{PredictedRates, Rates};
+use super::standing::Standing;
 use super::{Order, Ticket};
 use crate::router::{DecodeView, ReplicaView};
 
 /// A replica.
 #[derive(Debug)]
 pub(super) struct Member {
+    pub(super) standing: Standing,
     pub(super) role: Role,
     pub(super) slots: usize,
     /// The incarnation that serves; none while it does not.
@@ -61,6 +63,7 @@ impl Member {
     pub(super) fn new(slots: u32, predicted: PredictedRates) -> Self {
         let slots = slots.max(1) as usize;
         Self {
+            standing: Standing::Open,
             role: Role::Mixed,
             slots,
             serving: None,

@@ -7,6 +7,7 @@
 //! - When a replica is lost or comes back, all who wait are bound anew, by age. A request whose own replica was lost keeps its
 //!   age, so it goes before those that came after it.
 //! - Where replicas have roles, requests wait for decode slots in one [central line](Desk::handed_over).
+//! - A replica that is [drained](Desk::drain) gets no more requests, and is lost to nobody when it goes.
 //! - All lines together are bounded. Who was let in once is never refused: a bound is for newcomers.
 //! - A request that lost its replica twice in a row without a token in between may be what kills them. It is kept
 //!   [apart](Company::Apart): no replica gets two of these at once, so that innocent ones are told from the guilty.
@@ -18,6 +19,7 @@ mod central;
 mod member;
 mod prefix;
 mod rates;
+mod standing;
 #[cfg(test)]
 mod tests;
 
@@ -33,6 +35,7 @@ pub use rates::PredictedRates;
 use crate::router::{Policy, ReplicaView};
 use central::Decode;
 use member::{Member, Share};
+use standing::Standing;
 
 /// A request at the desk. Older ones are smaller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -200,9 +203,11 @@ impl Desk {
 
     /// A replica serves in an epoch, or does not. Who holds a slot of an epoch that went on serving keeps it.
     pub fn serve(&mut self, replica: usize, serving: Option<Epoch>, now: Duration) {
-        let Some(member) = self.members.get_mut(replica).filter(|member| member.serving != serving) else {
+        let Some(member) = self.members.get_mut(replica) else { return };
+        let serving = serving.filter(|_| member.standing == Standing::Open);
+        if member.serving == serving {
             return;
-        };
+        }
         member.serving = serving;
         member.forget_interval(now);
         if let Some(epoch) = serving.filter(|epoch| *epoch != member.epoch) {

@@ -181,6 +181,42 @@ fn a_prompt_comes_back_to_the_replica_that_has_its_beginning() {
     assert_eq!(desk.place(again), Some(Place::Seated { replica }));
 }
 
+#[test]
+fn a_replica_that_is_drained_keeps_its_requests_and_gets_no_more() {
+    let mut desk = desk(&[1, 1], 8);
+    let tickets: Vec<_> = (0..4).map(|_| arrive(&mut desk, order(10))).collect();
+    let place = |desk: &Desk, i: usize| desk.place(tickets[i]).unwrap();
+    let drained = (0..2).find(|&i| place(&desk, i) == Place::Seated { replica: 0 }).unwrap();
+    desk.drain(0, SECOND);
+    assert_eq!(place(&desk, drained), Place::Seated { replica: 0 });
+    assert!((2..4).all(|i| matches!(place(&desk, i), Place::Waiting { replica: 1, .. })));
+    // Its agent goes on saying that it serves.
+    desk.serve(0, Some(Epoch(1)), SECOND);
+    desk.token(tickets[drained], SECOND);
+    desk.leave(tickets[drained], Leaving::Done, SECOND);
+    assert!((2..4).all(|i| matches!(place(&desk, i), Place::Waiting { replica: 1, .. })));
+    assert_eq!(desk.loads().next(), Some(Load::default()));
+    desk.resume(0);
+    desk.serve(0, Some(Epoch(1)), SECOND);
+    assert_eq!(place(&desk, 2), Place::Seated { replica: 0 });
+}
+
+#[test]
+fn who_has_a_slot_of_a_replica_that_is_removed_has_lost_it_and_the_next_has_another_number() {
+    let mut desk = desk(&[1], 8);
+    let ticket = arrive(&mut desk, order(10));
+    desk.remove(0, SECOND);
+    assert_eq!(desk.add(1, PredictedRates::default()), 1);
+    desk.serve(0, Some(Epoch(9)), SECOND);
+    desk.serve(1, Some(Epoch(2)), SECOND);
+    let next = arrive(&mut desk, order(10));
+    assert_eq!(desk.place(next), Some(Place::Seated { replica: 1 }));
+    desk.lost(ticket, order(12), SECOND);
+    assert_eq!(desk.place(ticket), Some(Place::Waiting { replica: 1, ahead: 0 }));
+    desk.leave(next, Leaving::Done, SECOND);
+    assert_eq!(desk.place(ticket), Some(Place::Seated { replica: 1 }));
+}
+
 /// Replica 0 prefills, the others decode.
 fn with_roles(slots: &[u32]) -> Desk {
     let mut desk = desk(slots, 16);
@@ -274,6 +310,9 @@ enum Act {
     Serve(usize),
     Fall(usize),
     Role(usize, Role),
+    Drain(usize),
+    Resume(usize),
+    Remove(usize),
 }
 
 fn act() -> impl Strategy<Value = Act> {
@@ -288,6 +327,9 @@ fn act() -> impl Strategy<Value = Act> {
             .prop_map(|(n, role)| Act::Role(n, role)),
         1 => any::<usize>().prop_map(Act::Serve),
         1 => any::<usize>().prop_map(Act::Fall),
+        1 => any::<usize>().prop_map(Act::Drain),
+        1 => any::<usize>().prop_map(Act::Resume),
+        1 => any::<usize>().prop_map(Act::Remove),
     ]
 }
 
@@ -305,6 +347,11 @@ fn check(desk: &Desk) {
         assert_eq!((member.held, member.line.len()), (seated.len(), line.len()));
         assert!(member.held <= member.slots);
         assert!(member.serving.is_some() || line.is_empty(), "nobody waits where nobody serves");
+        assert!(
+            member.serving.is_none() || member.standing == Standing::Open,
+            "nobody is sent where one drains"
+        );
+        assert!(member.standing != Standing::Gone || member.held == 0, "nobody is where nothing is");
         assert!(line.is_empty() || !member.has_free_slot(), "nobody waits beside a free slot");
         let apart = seated.iter().chain(&line).filter(|entry| entry.order.company == Company::Apart).count();
         assert_eq!(member.apart, apart);
@@ -378,6 +425,13 @@ proptest! {
                     desk.serve(n % slots.len(), Some(Epoch(epoch)), now);
                 }
                 Act::Fall(n) => desk.serve(n % slots.len(), None, now),
+                Act::Drain(n) => desk.drain(n % slots.len(), now),
+                Act::Resume(n) => desk.resume(n % slots.len()),
+                // Another takes its place, under a number of its own.
+                Act::Remove(n) => {
+                    desk.remove(n % slots.len(), now);
+                    desk.add(slots[n % slots.len()], PredictedRates::default());
+                }
             }
             check(&desk);
         }

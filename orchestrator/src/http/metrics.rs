@@ -9,6 +9,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use crate::app::App;
+use crate::fleet::Fleet;
 use crate::metrics::{CONTENT_TYPE, ReplicaSnapshot, Snapshot};
 use crate::openai::ApiError;
 
@@ -20,12 +21,13 @@ const NO_ROUTE: &str = "none";
 
 /// `GET /metrics`.
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
-    let engines = app.fleet.engines(ENGINE_DEADLINE).await;
+    let members = app.fleet.members();
+    let engines = Fleet::engines(&members, ENGINE_DEADLINE).await;
     let queue = app.fleet.dispatch().queue();
-    let members = app.fleet.members().iter().zip(engines).zip(&queue.loads);
-    let replicas = members.map(|((member, engine), load)| ReplicaSnapshot {
-        is_ready: member.replica.readiness().is_ok(),
-        waiting: load.waiting,
+    let replicas = members.iter().zip(engines).map(|((number, member), engine)| ReplicaSnapshot {
+        number: *number,
+        is_ready: member.readiness().is_ok(),
+        waiting: queue.loads.get(*number).map_or(0, |load| load.waiting),
         engine,
         stages: member.observations.borrow().clone(),
         hops: *member.hops.borrow(),

@@ -12,8 +12,8 @@ use cluster::ReplicaState;
 use serde_json::{Value, json};
 
 use crate::app::App;
+use crate::fleet::Member;
 use crate::openai::ApiError;
-use crate::replica::Replica;
 
 /// `GET /health`: the process is up.
 pub(super) async fn health() -> Json<Value> {
@@ -22,9 +22,9 @@ pub(super) async fn health() -> Json<Value> {
 
 /// `GET /ready`: 200 if a chat would be answered now, else 503 and the reason; and how each replica is.
 pub(super) async fn ready(State(app): State<Arc<App>>) -> Response {
-    let members = app.fleet.members().iter().enumerate();
+    let members = app.fleet.members();
     let replicas: Vec<Value> =
-        members.map(|(number, member)| describe_replica(number, &member.replica)).collect();
+        members.iter().map(|(number, member)| describe_replica(*number, member)).collect();
     match app.readiness() {
         Ok(()) => {
             let body = json!({ "status": "ready", "model": &*app.model_name, "replicas": replicas });
@@ -47,7 +47,11 @@ pub(super) async fn ready(State(app): State<Arc<App>>) -> Response {
 
 /// Down if nothing is being loaded: then something must change before it serves.
 fn overall(replicas: &[Value]) -> &'static str {
-    if replicas.iter().all(|replica| replica["status"] == "down") { "down" } else { "loading" }
+    if !replicas.is_empty() && replicas.iter().all(|replica| replica["status"] == "down") {
+        "down"
+    } else {
+        "loading"
+    }
 }
 
 /// How far the replica is that will be the first to serve.
@@ -55,8 +59,9 @@ fn furthest(replicas: &[Value]) -> Option<f64> {
     replicas.iter().filter_map(|replica| replica["progress"].as_f64()).max_by(f64::total_cmp)
 }
 
-fn describe_replica(number: usize, replica: &Replica) -> Value {
-    let (status, reason) = match (replica.readiness(), replica.state()) {
+fn describe_replica(number: usize, member: &Member) -> Value {
+    let (status, reason) = match (member.readiness(), member.replica.state()) {
+        (Err(reason), _) if member.is_draining() => ("draining", reason),
         (Ok(()), ReplicaState::Ready { epoch, .. }) => {
             return json!({ "replica": number, "status": "ready", "epoch": epoch.0 });
         }

@@ -14,25 +14,26 @@ use tower::ServiceExt;
 
 use super::*;
 use crate::config::{Limits, OrchestratorConfig, ReplicaFeed};
-use crate::router::PolicyName;
+use crate::testing::fleet;
 
 fn app(state: ReplicaState) -> (Arc<App>, watch::Sender<ReplicaState>) {
     let (sender, replica) = watch::channel(state);
+    let feeds = vec![ReplicaFeed {
+        state: replica,
+        observations: watch::channel(Vec::new()).1,
+        hops: watch::channel(None).1,
+        slots: 1,
+        predicted: None,
+    }];
+    let tls = ClusterCa::new().unwrap().issue("orchestrator").unwrap();
     let config = OrchestratorConfig {
         model_name: "fish".into(),
         aliases: vec!["fish.gguf".into()],
         model_path: "no/such/file".into(),
         chat_template: None,
-        replicas: vec![ReplicaFeed {
-            state: replica,
-            observations: watch::channel(Vec::new()).1,
-            hops: watch::channel(None).1,
-            slots: 1,
-            predicted: None,
-        }],
-        router: PolicyName::Jsq,
-        tls: ClusterCa::new().unwrap().issue("orchestrator").unwrap(),
+        fleet: fleet(feeds, &tls, &Limits::default()),
         cluster: None,
+        deployment: None,
         n_ctx: 512,
         limits: Limits { max_body: Bytes(4096), max_open_requests: 1, ..Limits::default() },
     };

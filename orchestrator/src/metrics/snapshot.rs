@@ -22,13 +22,15 @@ pub(crate) struct Snapshot {
     pub(crate) queued: usize,
     /// Requests that may.
     pub(crate) queue_limit: usize,
-    /// Of each replica, by its number.
+    /// Of each replica.
     pub(crate) replicas: Vec<ReplicaSnapshot>,
 }
 
 /// Values of one replica.
 #[derive(Debug)]
 pub(crate) struct ReplicaSnapshot {
+    /// Under which it is known.
+    pub(crate) number: usize,
     /// Whether it would take a request.
     pub(crate) is_ready: bool,
     /// Requests in its line.
@@ -116,13 +118,14 @@ impl Snapshot {
         &self,
         value: impl Fn(&ReplicaSnapshot) -> Option<V>,
     ) -> Samples<[(&'static str, String); 1], V> {
-        let replicas = self.replicas.iter().enumerate();
-        replicas.filter_map(|(number, replica)| Some(([replica_label(number)], value(replica)?))).collect()
+        let sample = |replica: &ReplicaSnapshot| Some(([replica_label(replica.number)], value(replica)?));
+        self.replicas.iter().filter_map(sample).collect()
     }
 
     fn stages(&self) -> impl Iterator<Item = (usize, &StageObservation)> {
-        let replicas = self.replicas.iter().enumerate();
-        replicas.flat_map(|(number, replica)| replica.stages.iter().map(move |stage| (number, stage)))
+        self.replicas
+            .iter()
+            .flat_map(|replica| replica.stages.iter().map(move |stage| (replica.number, stage)))
     }
 
     /// Of every bucket of every stage.

@@ -18,6 +18,12 @@ pub(crate) enum ApiError {
     AdminKey,
     #[error("{reason}")]
     NoSuchNode { reason: String },
+    #[error("{reason}")]
+    NoSuchPlan { reason: String },
+    #[error("{reason}")]
+    PlanConflict { reason: String },
+    #[error("the plan cannot be: {}", faults.join("; "))]
+    BadPlan { faults: Vec<String> },
     #[error("the body must be sent as application/json, not as {found}")]
     ContentType { found: String },
     #[error("the body has {size} bytes, the limit is {limit} bytes")]
@@ -90,6 +96,9 @@ impl ApiError {
             Self::MethodNotAllowed { .. } => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed"),
             Self::AdminKey => (StatusCode::UNAUTHORIZED, "invalid_api_key"),
             Self::NoSuchNode { .. } => (StatusCode::NOT_FOUND, "node_not_found"),
+            Self::NoSuchPlan { .. } => (StatusCode::NOT_FOUND, "plan_not_found"),
+            Self::PlanConflict { .. } => (StatusCode::CONFLICT, "plan_conflict"),
+            Self::BadPlan { .. } => (StatusCode::BAD_REQUEST, "invalid_plan"),
             Self::ContentType { .. } => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type"),
             Self::BodyTooLarge { .. } | Self::BodyOverLimit { .. } => {
                 (StatusCode::PAYLOAD_TOO_LARGE, "body_too_large")
@@ -154,7 +163,11 @@ impl ApiError {
             _ => "invalid_request_error",
         };
         let message = self.to_string();
-        ErrorBody { error: ErrorFields { message, kind, param: self.param(), code } }
+        let faults = match self {
+            Self::BadPlan { faults } => faults.as_slice(),
+            _ => &[],
+        };
+        ErrorBody { error: ErrorFields { message, kind, param: self.param(), code, faults } }
     }
 }
 
@@ -189,6 +202,9 @@ struct ErrorFields<'a> {
     kind: &'static str,
     param: Option<&'a str>,
     code: &'static str,
+    /// Beyond OpenAI's fields: each on its own, where there are several.
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    faults: &'a [String],
 }
 
 #[cfg(test)]

@@ -293,3 +293,77 @@ async fn who_waits_for_a_lost_replica_gets_another() {
     }
     assert_eq!(finish_reason(&events(waiting).await), "stop");
 }
+
+#[tokio::test]
+async fn a_replica_that_joins_gets_requests_and_one_that_is_drained_finishes_what_it_has() {
+    let mut bench = Bench::with(1, patient()).await;
+    let running = bench.send(CHAT, chat(json!({})));
+    let first = bench.master.call().await.accept();
+    first.start(0).await;
+    let (mut second, _agent, feed) = replica(&bench.identity).await;
+    assert_eq!(bench.fleet.add(feed), 1);
+    bench.fleet.drain(0);
+    let (status, ready) = bench.get("/ready").await;
+    assert_eq!(status, StatusCode::OK);
+    assert_eq!(
+        (&ready["replicas"][0]["status"], &ready["replicas"][1]["status"]),
+        (&"draining".into(), &"ready".into())
+    );
+    let replies: Vec<_> = (0..3).map(|_| bench.send(CHAT, chat(json!({})))).collect();
+    let mut calls = Vec::new();
+    for _ in 0..3 {
+        calls.push(second.call().await);
+    }
+    assert!(bench.master.is_idle());
+    let fleet = bench.fleet.clone();
+    let mut drained = tokio::spawn(async move { fleet.drained(0).await });
+    assert!(futures::poll!(&mut drained).is_pending());
+    first.tokens(&bench.tokens("Hello")).await;
+    first.finish(FinishReason::Stop, 1).await;
+    assert_eq!(running.await.unwrap().status(), StatusCode::OK);
+    tokio::time::timeout(DEADLINE, drained).await.expect("nobody has a slot there").unwrap();
+    bench.fleet.remove(0);
+    let (_, ready) = bench.get("/ready").await;
+    assert_eq!(ready["replicas"], json!([{ "replica": 1, "status": "ready", "epoch": 1 }]));
+    let samples = scrape(&bench).await;
+    assert_eq!(samples[r#"shoal_replica_ready{replica="1"}"#], 1.0);
+    assert!(!samples.contains_key(r#"shoal_replica_ready{replica="0"}"#));
+    for call in calls {
+        call.accept().finish(FinishReason::Stop, 0).await;
+    }
+    for reply in replies {
+        assert_eq!(reply.await.unwrap().status(), StatusCode::OK);
+    }
+}
+
+#[tokio::test]
+async fn a_replica_that_is_taken_away_while_it_generates_is_lost_to_its_requests_and_they_go_on_elsewhere() {
+    let mut bench = Bench::with(2, patient()).await;
+    let reply = bench.send(CHAT, chat(json!({})));
+    let (replica, call) = Pair::of(&mut bench).call().await;
+    let accepted = call.accept();
+    let hello = bench.tokens("Hello");
+    accepted.tokens(&hello).await;
+    received(&bench, hello.len() as u32).await;
+    bench.fleet.drain(replica);
+    bench.fleet.remove(replica);
+    agent(&bench, replica).send_replace(down("it was stopped"));
+    let (other, call) = Pair::of(&mut bench).call().await;
+    assert_ne!(other, replica);
+    assert_eq!(call.request.replayed, hello.len() as u32);
+    call.accept().finish(FinishReason::Stop, 0).await;
+    assert_eq!(reply.await.unwrap().status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn without_a_replica_it_is_said_for_what_it_is_waited() {
+    let bench = Bench::with(1, patient()).await;
+    bench.fleet.remove(0);
+    bench.fleet.wait_for("nodes that joined: 1 of 2 are there".to_owned());
+    let (status, ready) = bench.get("/ready").await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(
+        ready,
+        json!({ "status": "loading", "reason": "nodes that joined: 1 of 2 are there", "replicas": [] })
+    );
+}

@@ -16,6 +16,9 @@ pub struct PlanFile {
     /// Version of the format.
     #[serde(default = "current")]
     pub version: u32,
+    /// The model that it is for: its name, or its SHA-256.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
     /// What it was chosen by.
     pub objective: String,
     /// The replicas.
@@ -152,6 +155,7 @@ impl PlanFile {
         let predicted = plan.prediction;
         Self {
             version: current(),
+            model: None,
             objective: plan.objective.clone(),
             replicas: plan.replicas.iter().map(ReplicaEntry::new).collect(),
             idle: plan.idle.iter().map(|device| device.0.clone()).collect(),

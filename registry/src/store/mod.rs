@@ -4,6 +4,7 @@
 mod certificates;
 mod events;
 mod nodes;
+mod plans;
 mod tokens;
 
 use std::path::{Path, PathBuf};
@@ -24,7 +25,10 @@ use crate::error::RegistryError;
 const BUSY: Duration = Duration::from_secs(5);
 
 /// Each is applied once, in this order, and never changed after it was released.
-const MIGRATIONS: &[M<'_>] = &[M::up(include_str!("../../migrations/1-members.sql"))];
+const MIGRATIONS: &[M<'_>] = &[
+    M::up(include_str!("../../migrations/1-members.sql")),
+    M::up(include_str!("../../migrations/2-plans.sql")),
+];
 
 /// The setting with the orchestrator's addresses.
 const ADDRESSES: &str = "addresses";

@@ -3,10 +3,11 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Args;
 use cluster::{Plan, Prediction, Role};
 use comfy_table::{Table, presets};
+use deploy::StepView;
 use planner::explain::{Explanation, Phase, explain};
 use planner::suite::SEEDS;
 use planner::{
@@ -14,9 +15,10 @@ use planner::{
     solve_watched, table,
 };
 use protocol::plan_files::{PlanFile, PredictionEntry};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::cli::Globals;
+use crate::commands::admin::AdminArgs;
 use crate::commands::planning::{
     Inputs, ObjectiveArg, ProblemArgs, Shown, explained, print_notes, write_file,
 };
@@ -30,6 +32,8 @@ Examples:
   shoal plan --cluster cluster.json --model model.json --workload workload.toml --profiles profiles.json
   shoal plan --cluster cluster.json -m SmolLM2 --workload workload.toml --profiles *.profile.json --compare
   shoal plan … --exclude laptop --robust -o plan.json --svg plan.svg
+  shoal plan … --apply                          and have the orchestrator of this host's cluster carry it out
+  shoal plan … --apply --dry-run --server http://desk:8080 --admin-key admin-key      only say which steps that would be
 
 docs/examples/ has a file of each kind, docs/schema/ says what they may hold. A star marks a replica's master; G-C is the number of
 blocks on the GPU and on the CPU.")]
@@ -60,6 +64,15 @@ pub(crate) struct PlanArgs {
     /// Draw the plan.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    /// Hand the plan to an orchestrator that runs (`shoal serve --cluster`), which carries it out: what it keeps of what runs is left
+    /// alone.
+    #[arg(long)]
+    apply: bool,
+    /// Hand it over, and say which steps it would take, but take none.
+    #[arg(long, requires = "apply")]
+    dry_run: bool,
+    #[command(flatten)]
+    admin: AdminArgs,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -84,6 +97,19 @@ struct Report {
     changes: Vec<Change>,
     comparison: Vec<Compared>,
     notes: Vec<String>,
+    /// What the orchestrator made of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    applied: Option<Applied>,
+}
+
+/// A plan that was handed over.
+#[derive(Serialize, Deserialize)]
+struct Applied {
+    plan: u64,
+    dry_run: bool,
+    /// The number of the decision for it, if there was one.
+    decision: Option<u64>,
+    steps: Vec<StepView>,
 }
 
 #[derive(Serialize)]
@@ -140,13 +166,16 @@ pub(crate) fn run(args: &PlanArgs, globals: &Globals) -> Result<()> {
         Some(explain(&problem, &chosen, &solution, &shown).map_err(explained)?)
     };
     shown.finish();
-    let report = report(model, (&solution, explanation.as_ref()), comparison, notes);
+    let mut report = report(model, (&solution, explanation.as_ref()), comparison, notes);
     if let Some(path) = &args.output {
         write_file(path, &format!("{}\n", serde_json::to_string_pretty(&report.plan)?))?;
     }
     if let Some(path) = &args.svg {
         let title = format!("{} on {} devices", report.model, problem.devices.len());
         write_file(path, &draw::svg(&solution.plan, &title))?;
+    }
+    if args.apply {
+        report.applied = Some(apply(&report.plan, args, globals)?);
     }
     print_notes(&report.notes)?;
     if args.json {
@@ -155,6 +184,19 @@ pub(crate) fn run(args: &PlanArgs, globals: &Globals) -> Result<()> {
         output::print(&text(&report, &solution.plan, explanation.as_ref()))?
     }
     Ok(())
+}
+
+/// Hands a plan to the orchestrator.
+fn apply(plan: &PlanFile, args: &PlanArgs, globals: &Globals) -> Result<Applied> {
+    let admin = args.admin.open(globals)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.context("starting the async runtime")?.block_on(async {
+        let none = || format!("{} carries out no plans: it was not started with --cluster", admin.server);
+        let added = admin.post("/admin/v1/plans", &serde_json::to_value(plan)?).await?.with_context(none)?;
+        let path = format!("/admin/v1/plans/{}/apply?dry_run={}", added["id"], args.dry_run);
+        let applied = admin.post(&path, &serde_json::json!({})).await?.with_context(none)?;
+        serde_json::from_value(applied).context("reading what the orchestrator said")
+    })
 }
 
 /// Every objective's plan on seeds that none was chosen by.
@@ -193,8 +235,8 @@ fn report(
     notes: Vec<String>,
 ) -> Report {
     Report {
+        plan: PlanFile { model: Some(model.clone()), ..PlanFile::new(&solution.plan) },
         model,
-        plan: PlanFile::new(&solution.plan),
         score: solution.score,
         bound: solution.bound,
         method: match solution.method {
@@ -226,6 +268,7 @@ fn report(
         }),
         comparison,
         notes,
+        applied: None,
     }
 }
 
@@ -291,7 +334,23 @@ fn text(report: &Report, plan: &Plan, explanation: Option<&Explanation>) -> Stri
             comparison(&report.comparison)
         );
     }
+    if let Some(applied) = &report.applied {
+        applied_text(applied, &mut out);
+    }
     out.trim_end().to_owned()
+}
+
+fn applied_text(applied: &Applied, out: &mut String) {
+    let _ = match applied.decision {
+        Some(_) => writeln!(out, "plan {} is desired; `shoal status` shows how far it is:", applied.plan),
+        None => writeln!(out, "it is kept as plan {}; to carry it out would take:", applied.plan),
+    };
+    for step in &applied.steps {
+        let _ = writeln!(out, "  {}", step.in_words());
+    }
+    if applied.steps.is_empty() {
+        out.push_str("  nothing: all is as it asks\n");
+    }
 }
 
 fn percent(share: f64, word: &str) -> String {

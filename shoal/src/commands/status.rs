@@ -1,24 +1,21 @@
 //! `shoal status`: whether a model is served, by which nodes, and what they run, as the orchestrator sees it now.
 
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Args;
 use cluster::Bytes;
 use comfy_table::{Table, presets};
-use reqwest::{Client, StatusCode};
+use deploy::StepView;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::state;
+use super::admin::{Admin, AdminArgs};
 use crate::cli::Globals;
 use crate::interrupt::stop_asked;
 use crate::output;
-
-/// Within which the orchestrator answers; it does nothing for it that takes time.
-const DEADLINE: Duration = Duration::from_secs(5);
 
 /// Between two looks.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -37,12 +34,8 @@ Examples:
 
 The admin API asks for a key. It lies in the orchestrator's state folder, in cluster/admin-key.")]
 pub(crate) struct StatusArgs {
-    /// Address of the API.
-    #[arg(long, env = "SHOAL_SERVER", value_name = "URL", default_value = "http://127.0.0.1:8080")]
-    server: String,
-    /// File with the admin key [default: the one in the state folder].
-    #[arg(long, env = "SHOAL_ADMIN_KEY_FILE", value_name = "FILE")]
-    admin_key: Option<PathBuf>,
+    #[command(flatten)]
+    admin: AdminArgs,
     /// Look again every second.
     #[arg(long)]
     watch: bool,
@@ -60,6 +53,35 @@ pub(crate) struct Status {
     /// What the admin API says; nothing where there is no cluster.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) nodes: Option<Vec<Value>>,
+    /// Which plan is desired, and how far it is carried out; nothing where the stages do not run on the cluster's nodes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    deployment: Option<Value>,
+}
+
+/// Of what is deployed, what people are shown.
+#[derive(Debug, Deserialize)]
+struct Deployed {
+    plan: Option<u64>,
+    reached: bool,
+    replicas: Vec<Replica>,
+    steps: Vec<StepView>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Replica {
+    replica: usize,
+    role: String,
+    state: String,
+    reason: Option<String>,
+    slots: u32,
+    stages: Vec<Stage>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Stage {
+    node: String,
+    first_block: u32,
+    end_block: u32,
 }
 
 /// Of a node, what people are shown.
@@ -94,12 +116,12 @@ struct Running {
 pub(crate) fn run(args: &StatusArgs, globals: &Globals) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.context("starting the async runtime")?.block_on(async {
-        let (client, key) = (Client::new(), admin_key(args.admin_key.as_deref(), globals)?);
+        let admin = args.admin.open(globals)?;
         if !args.watch {
-            return show(&look(&args.server, &client, key.as_deref()).await?, args);
+            return show(&look(&admin).await?, args);
         }
         loop {
-            match look(&args.server, &client, key.as_deref()).await {
+            match look(&admin).await {
                 Ok(status) => show(&status, args)?,
                 // It may come back.
                 Err(error) => output::note(&format!("{error:#}"))?,
@@ -112,38 +134,15 @@ pub(crate) fn run(args: &StatusArgs, globals: &Globals) -> Result<()> {
     })
 }
 
-/// The key in a file, or in the state folder.
-pub(crate) fn admin_key(file: Option<&Path>, globals: &Globals) -> Result<Option<String>> {
-    let own = state::folder(globals)?.cluster().join("admin-key");
-    let file = match file {
-        Some(file) => file.to_owned(),
-        // A server that is no orchestrator has none.
-        None if !own.exists() => return Ok(None),
-        None => own,
+/// What an orchestrator says.
+pub(crate) async fn look(admin: &Admin) -> Result<Status> {
+    let ready = admin.open_get("/ready").await?;
+    let nodes = match admin.get("/admin/v1/nodes").await? {
+        Some(mut list) => Some(serde_json::from_value(list["data"].take()).context("reading the nodes")?),
+        None => None,
     };
-    Ok(Some(protocol::trust::read_text(&file).context("reading the admin key")?.trim().to_owned()))
-}
-
-/// What a server says.
-pub(crate) async fn look(server: &str, client: &Client, key: Option<&str>) -> Result<Status> {
-    let server = server.trim_end_matches('/').to_owned();
-    let asking = || format!("asking {server}");
-    let ready = client.get(format!("{server}/ready")).timeout(DEADLINE).send().await.with_context(asking)?;
-    let ready = ready.json().await.with_context(|| format!("{server} is no server of shoal"))?;
-    let request = client.get(format!("{server}/admin/v1/nodes")).timeout(DEADLINE);
-    let nodes = request.bearer_auth(key.unwrap_or_default()).send().await.with_context(asking)?;
-    let nodes = match nodes.status() {
-        StatusCode::OK => {
-            let mut list: Value = nodes.json().await.with_context(asking)?;
-            Some(serde_json::from_value(list["data"].take()).with_context(asking)?)
-        }
-        StatusCode::NOT_FOUND => None,
-        StatusCode::UNAUTHORIZED => bail!(
-            "{server} asks for the admin key of another state folder: give it with --admin-key, or its folder with --state"
-        ),
-        other => bail!("{server} answers with {other}"),
-    };
-    Ok(Status { server, ready, nodes })
+    let deployment = if nodes.is_some() { admin.get("/admin/v1/deployment").await? } else { None };
+    Ok(Status { server: admin.server.clone(), ready, nodes, deployment })
 }
 
 fn show(status: &Status, args: &StatusArgs) -> Result<()> {
@@ -175,7 +174,34 @@ fn text(status: &Status) -> Result<String> {
     if nodes.is_empty() {
         return Ok(format!("{served}\nno nodes: `shoal token create` invites one"));
     }
-    Ok(format!("{served}\n{}", table(&nodes)))
+    let mut text = format!("{served}\n{}", table(&nodes));
+    if let Some(deployment) = &status.deployment {
+        let deployed = serde_json::from_value(deployment.clone()).context("reading what is deployed")?;
+        let _ = write!(text, "\n{}", deployment_text(&deployed));
+    }
+    Ok(text)
+}
+
+fn deployment_text(deployed: &Deployed) -> String {
+    let Some(plan) = deployed.plan else { return "no plan is desired yet".to_owned() };
+    let how_far = if deployed.reached { "is carried out" } else { "is being carried out" };
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_BORDERS_ONLY);
+    table.set_header(["replica", "role", "state", "slots", "stages"]);
+    for Replica { replica, role, state, reason, slots, stages } in &deployed.replicas {
+        let stages = stages.iter().map(|stage| {
+            let Stage { node, first_block, end_block } = stage;
+            format!("{node}[{first_block}..{end_block}]")
+        });
+        let state = reason.as_ref().map_or_else(|| state.clone(), |reason| format!("{state}: {reason}"));
+        let stages = stages.collect::<Vec<_>>().join(" → ");
+        table.add_row([replica.to_string(), role.clone(), state, slots.to_string(), stages]);
+    }
+    let mut text = format!("plan {plan} {how_far}\n{table}");
+    for step in &deployed.steps {
+        let _ = write!(text, "\nto do: {}", step.in_words());
+    }
+    text
 }
 
 fn table(nodes: &[Node]) -> String {
@@ -226,7 +252,7 @@ mod tests {
     use super::*;
 
     fn status(ready: Value, nodes: Option<Vec<Value>>) -> String {
-        text(&Status { server: "http://x".into(), ready, nodes }).unwrap()
+        text(&Status { server: "http://x".into(), ready, nodes, deployment: None }).unwrap()
     }
 
     #[test]
@@ -248,6 +274,27 @@ mod tests {
             "stage 1 of 2: blocks 15..30",
             "waits to be approved: ab12",
             "away since 2027",
+        ] {
+            assert!(shown.contains(part), "{part} is missing in\n{shown}");
+        }
+    }
+
+    #[test]
+    fn people_see_which_plan_is_carried_out_how_far_and_what_is_to_be_done() {
+        let stages = json!([{ "node": "desk", "first_block": 0, "end_block": 30, "gpu_blocks": 0 }]);
+        let replica = |number: u32, state: &str, reason: Option<&str>| json!({ "replica": number, "role": "mixed", "state": state, "slots": 4, "stages": stages, "reason": reason });
+        let deployment = json!({
+            "plan": 7, "decision": 9, "reached": false, "history": [],
+            "replicas": [replica(0, "serving", None), replica(2, "loading", Some("stage 0 to load"))],
+            "steps": [{ "act": "drain", "replica": 0, "chain": "desk[0..30], 4 slots",
+                        "waits_for": "replica 0 of the plan to serve" }],
+        });
+        let shown = deployment_text(&serde_json::from_value(deployment).unwrap());
+        for part in [
+            "plan 7 is being carried out",
+            "desk[0..30]",
+            "loading: stage 0 to load",
+            "to do: drain replica 0: desk[0..30], 4 slots; waits for replica 0 of the plan to serve",
         ] {
             assert!(shown.contains(part), "{part} is missing in\n{shown}");
         }

@@ -5,6 +5,7 @@ mod bad_input;
 mod bench_serve;
 mod chat_api;
 mod clustered;
+mod deployed;
 mod doctor;
 mod failure;
 mod joining;

@@ -146,8 +146,7 @@ impl Case<'_> {
             turns: Arc::new(TurnsFile::new()?),
         };
         let loading = ReplicaState::Loading { progress: 0.0, waiting_for: String::new() };
-        let outlook =
-            Outlook { state: watch::Sender::new(loading), observations: watch::Sender::new(Vec::new()) };
+        let outlook = Outlook::new(watch::Sender::new(loading));
         let agent = Agent::start(config, &ca, outlook)?;
         let measured = self.measure(&agent, &ca.issue("bench")?).await;
         agent.shutdown().await;

@@ -8,12 +8,10 @@ mod here;
 mod nodes;
 mod served;
 
-use std::path::PathBuf;
-
 use anyhow::{Context, Result};
 use clap::Args;
-use reqwest::Client;
 
+use super::admin::AdminArgs;
 use super::status;
 use crate::cli::Globals;
 use crate::exit::Unwell;
@@ -38,12 +36,8 @@ pub(crate) struct DoctorArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024),
           requires = "model")]
     stages: u32,
-    /// Address of the API.
-    #[arg(long, env = "SHOAL_SERVER", value_name = "URL", default_value = "http://127.0.0.1:8080")]
-    server: String,
-    /// File with the admin key [default: the one in the state folder].
-    #[arg(long, env = "SHOAL_ADMIN_KEY_FILE", value_name = "FILE")]
-    admin_key: Option<PathBuf>,
+    #[command(flatten)]
+    admin: AdminArgs,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -64,16 +58,15 @@ pub(crate) fn run(args: &DoctorArgs, globals: &Globals) -> Result<()> {
 async fn examine(args: &DoctorArgs, globals: &Globals) -> Result<Findings> {
     let mut findings = Findings::default();
     let need = here::look(args, globals, &mut findings)?;
-    let key = status::admin_key(args.admin_key.as_deref(), globals)?;
-    let client = Client::new();
-    match status::look(&args.server, &client, key.as_deref()).await {
+    let admin = args.admin.open(globals)?;
+    match status::look(&admin).await {
         Ok(status) => {
-            served::look(&status, &client, &mut findings).await;
+            served::look(&status, &mut findings).await;
             if let Some(members) = status.nodes {
                 nodes::look(&members, need, globals, &mut findings).await?;
             }
         }
-        Err(error) => served::is_away(&args.server, &error, &mut findings).await,
+        Err(error) => served::is_away(&admin.server, &error, &mut findings).await,
     }
     Ok(findings)
 }

@@ -20,7 +20,7 @@ const FACTOR: f64 = 1.5;
 const MORE: f64 = 0.0005;
 
 /// Looks at one that answers.
-pub(super) async fn look(status: &Status, client: &Client, findings: &mut Findings) {
+pub(super) async fn look(status: &Status, findings: &mut Findings) {
     let word = |name: &str| status.ready[name].as_str().unwrap_or_default();
     match word("status") {
         "ready" => findings.ok(SUBJECT, "serving", format!("{} serves {}", status.server, word("model"))),
@@ -43,7 +43,7 @@ pub(super) async fn look(status: &Status, client: &Client, findings: &mut Findin
             );
         }
     }
-    let asked = client.get(format!("{}/metrics", status.server)).timeout(DEADLINE).send().await;
+    let asked = Client::new().get(format!("{}/metrics", status.server)).timeout(DEADLINE).send().await;
     let text = match asked {
         Ok(reply) => reply.text().await.unwrap_or_default(),
         Err(_) => String::new(),

@@ -1,15 +1,12 @@
 //! The orchestrator's part of `shoal serve`: the port at which nodes join, over the state of the cluster.
 
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use clap::{ArgGroup, Args};
-use cluster::NodeId;
-use futures::future::try_join_all;
-use node::NodeClient;
+use clap::{ArgGroup, Args, ValueEnum};
 use protocol::node::Address;
-use protocol::tls::TlsIdentity;
 use registry::{Announce, Approval, ClusterPort, ClusterPortConfig, PortError, Registry};
 use tokio_util::sync::CancellationToken;
 
@@ -17,11 +14,8 @@ use crate::cli::Globals;
 use crate::commands::nodes::{CLUSTER_PORT, build, cluster_address};
 use crate::commands::state;
 
-/// Before nodes that could not be connected to are looked at again.
-const RETRY_PAUSE: Duration = Duration::from_secs(1);
-
 /// Options for serving with the nodes of a cluster.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(
     next_help_heading = "Cluster options",
     group = ArgGroup::new("in_cluster").args(["cluster", "cluster_listen"]).multiple(true)
@@ -44,11 +38,33 @@ pub(super) struct ClusterArgs {
     /// Do not announce this orchestrator by mDNS: hosts need a token.
     #[arg(long, env = "SHOAL_NO_ANNOUNCE", requires = "in_cluster", conflicts_with = "auto_approve")]
     no_announce: bool,
+    /// Start from this plan, as `shoal plan` writes it, or made by hand [default: the plan that was last desired; at first --replicas of
+    /// --stages, one stage on each node].
+    #[arg(long, env = "SHOAL_PLAN", value_name = "FILE", requires = "cluster")]
+    pub(super) plan: Option<PathBuf>,
+    /// How long a node must be away before its replicas are made of the others; one that came back must stay twice as long.
+    // A node that is started again is back within seconds, and loading stages elsewhere takes as long.
+    #[arg(long, env = "SHOAL_REPLAN_AFTER", value_name = "TIME", default_value = "5s",
+          value_parser = humantime::parse_duration, requires = "cluster")]
+    pub(super) replan_after: Duration,
+    /// What becomes of a plan that is made because nodes came or went.
+    #[arg(long, env = "SHOAL_PLAN_MODE", value_enum, value_name = "MODE", default_value_t = PlanMode::Apply,
+          requires = "cluster")]
+    pub(super) plan_mode: PlanMode,
     /// For how long a node's certificate is good. Nodes renew them when half of that is over.
     // A month: a node that was removed is trusted by others until then; a node that was off for longer asks anew by its key.
     #[arg(long, env = "SHOAL_CERTIFICATE_TTL", value_name = "TIME", default_value = "30days",
           value_parser = certificate_life, requires = "in_cluster")]
     certificate_ttl: Duration,
+}
+
+/// What becomes of plans that nobody asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum PlanMode {
+    /// They are carried out.
+    Apply,
+    /// They are kept, and an event tells of them.
+    Propose,
 }
 
 fn certificate_life(text: &str) -> Result<Duration, String> {
@@ -112,37 +128,6 @@ impl OwnCluster {
     /// Serves the port until told to stop.
     pub(super) async fn serve(self, stop: CancellationToken) -> Result<(), PortError> {
         self.port.serve(stop).await
-    }
-}
-
-/// So many nodes of the cluster that are there and reached, as soon as they are; by name.
-pub(super) async fn nodes(
-    registry: &Registry,
-    identity: &TlsIdentity,
-    wanted: usize,
-    waiting: &mut dyn FnMut(String),
-) -> Result<Vec<NodeClient>> {
-    let mut presence = registry.watch_presence();
-    loop {
-        let mut there: Vec<(NodeId, Address)> = presence
-            .borrow_and_update()
-            .values()
-            .filter_map(|node| Some((node.facts.name.clone(), node.reached.address()?.clone())))
-            .collect();
-        there.sort_by(|(a, _), (b, _)| a.cmp(b));
-        if there.len() >= wanted {
-            let build = build();
-            let clients = there[..wanted].iter().map(|(_, at)| NodeClient::connect(at, identity, &build));
-            match try_join_all(clients).await {
-                Ok(clients) => return Ok(clients),
-                // It was reached a moment ago: either it went, which its presence will tell, or it will be reached again.
-                Err(error) => tracing::warn!(%error, "a node that is there could not be connected to"),
-            }
-            tokio::time::sleep(RETRY_PAUSE).await;
-            continue;
-        }
-        waiting(format!("nodes that joined: {} of {wanted} are there", there.len()));
-        presence.changed().await.context("the registry ended by itself")?;
     }
 }
 

@@ -1,6 +1,8 @@
 //! `shoal serve`: replicas of stage processes on this host or on nodes, and the API over them.
 
 mod cluster;
+mod deployment;
+mod fixed;
 mod hosts;
 mod links;
 mod profiles;
@@ -28,7 +30,7 @@ use super::nodes::node_address;
 use crate::cli::Globals;
 
 /// Arguments of `shoal serve`.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Examples:
   shoal serve -m model.gguf                      one process, API on http://127.0.0.1:8080
@@ -42,6 +44,7 @@ Examples:
                                                  two replicas: one on desk and mac, one on lab alone
   shoal serve -m SmolLM2 --cluster-listen 0.0.0.0        nodes can join: shoal token create
   shoal serve -m SmolLM2 --cluster --stages 2            one stage on each of two nodes that joined
+  shoal serve -m SmolLM2 --cluster --plan plan.json      the replicas of a plan, on nodes that joined
 
 Ctrl-C stops everything within seconds; pressed twice, at once.")]
 pub(crate) struct ServeArgs {
@@ -238,37 +241,34 @@ impl ServeArgs {
         }
     }
 
-    /// Stages of a replica that can compute at once: by default those of one host take turns.
-    fn stages_at_once(&self, replica: usize, stages: u32) -> u32 {
-        if self.threads.is_some() {
-            return stages;
-        }
+    /// Hosts of a replica whose nodes were named.
+    fn hosts_of(&self, replica: usize) -> Option<u32> {
         let nodes = self.replica_nodes();
         let hosts: HashSet<&Address> = nodes.get(replica).into_iter().copied().flatten().collect();
-        u32::try_from(hosts.len()).unwrap_or(u32::MAX).max(1)
+        u32::try_from(hosts.len()).ok().filter(|&hosts| hosts > 0)
     }
 
-    fn settings(&self, replica: usize, stages: u32) -> WorkerSettings {
+    /// How workers run of a replica of so many stages on so many hosts.
+    fn settings(&self, stages: u32, hosts: u32, (slots, encoding): (u32, RowEncoding)) -> WorkerSettings {
+        // By default stages of one host take turns.
+        let at_once = if self.threads.is_some() { stages } else { hosts };
         WorkerSettings {
             threads: self.threads,
-            micro_batches: self.micro_batches.unwrap_or_else(|| self.stages_at_once(replica, stages)),
+            micro_batches: self.micro_batches.unwrap_or(at_once),
             // Requests wait in the orchestrator. This is for those that get a slot there a moment before the engine learns that
             // the client who had it has left.
-            queue_limit: self.slots,
-            encoding: self.encoding.into(),
+            queue_limit: slots,
+            encoding,
         }
     }
 }
 
-/// What the orchestrator bounds.
-fn limits(args: &ServeArgs) -> Limits {
+/// What the orchestrator bounds, over so many slots.
+fn limits(args: &ServeArgs, slots: usize) -> Limits {
     let defaults = Limits::default();
-    let replicas = args.replica_nodes().len();
     Limits {
         // The queue's limit is the user's to set; this one must not be met before it.
-        max_open_requests: defaults
-            .max_open_requests
-            .max(args.slots as usize * replicas + args.queue as usize),
+        max_open_requests: defaults.max_open_requests.max(slots + args.queue as usize),
         queue: args.queue as usize,
         queue_timeout: Duration::from_secs(args.queue_timeout),
         replay_timeout: Duration::from_secs(args.replay_timeout),

@@ -1,12 +1,11 @@
 //! What `shoal serve` says: words and a table on stderr, or events as JSON lines on stdout.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use anyhow::Context;
-use cluster::{Bytes, LayerRange, ReplicaState, StageMemory, StageReport};
+use cluster::{Bytes, LayerRange, ModelShape, ReplicaState, StageMemory, StageReport};
 use comfy_table::{CellAlignment, Table, presets};
-use node::ReplicaPlan;
 use node::links::RingNews;
 use serde::Serialize;
 
@@ -21,36 +20,44 @@ pub(super) struct Facts {
     is_public: bool,
     architecture: String,
     n_layer: u32,
-    slots: u32,
     n_ctx: u32,
-    /// Of each replica.
-    predicted: Vec<Vec<StageMemory>>,
+    numbering: Numbering,
+}
+
+/// How replicas are told from each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Numbering {
+    /// There are so many from the beginning to the end.
+    Fixed(usize),
+    /// They come and go.
+    Changing,
 }
 
 impl Facts {
-    /// Of replicas of one model, at least one.
+    /// Of replicas of a model that is called so, whose slots hold so many tokens.
     pub(super) fn new(
-        model_name: Option<String>,
+        (model, shape): (String, &ModelShape),
         address: SocketAddr,
-        plans: &[ReplicaPlan],
-    ) -> anyhow::Result<Self> {
-        let plan = plans.first().context("there is no replica to serve")?;
-        let shape = plan.model().shape();
-        Ok(Self {
-            model: model_name.unwrap_or_else(|| plan.model().name()),
+        n_ctx: u32,
+        numbering: Numbering,
+    ) -> Self {
+        Self {
+            model,
             url: format!("http://{}", reachable(address)),
             is_public: !address.ip().is_loopback(),
             architecture: shape.architecture.clone(),
             n_layer: shape.n_layer(),
-            slots: plan.load().slots,
-            n_ctx: plan.load().n_ctx,
-            predicted: plans.iter().map(|plan| plan.predicted().to_vec()).collect(),
-        })
+            n_ctx,
+            numbering,
+        }
     }
 
     /// The replica's number, where there are several.
     fn number(&self, replica: usize) -> Option<usize> {
-        (self.predicted.len() > 1).then_some(replica)
+        match self.numbering {
+            Numbering::Fixed(1) => None,
+            Numbering::Fixed(_) | Numbering::Changing => Some(replica),
+        }
     }
 
     /// How people call it.
@@ -158,8 +165,17 @@ pub(super) enum Audience {
 pub(super) struct Reporter<'a> {
     facts: &'a Facts,
     audience: Audience,
-    /// Of each replica.
-    serves: Vec<Serves>,
+    replicas: BTreeMap<usize, Told>,
+    /// Whether it was said where the model is served.
+    is_introduced: bool,
+}
+
+/// A replica that is told of.
+struct Told {
+    slots: u32,
+    /// Of each stage.
+    predicted: Vec<StageMemory>,
+    serves: Serves,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -171,7 +187,18 @@ enum Serves {
 
 impl<'a> Reporter<'a> {
     pub(super) fn new(facts: &'a Facts, audience: Audience) -> Self {
-        Self { facts, audience, serves: vec![Serves::NotYet; facts.predicted.len()] }
+        Self { facts, audience, replicas: BTreeMap::new(), is_introduced: false }
+    }
+
+    /// A replica of so many slots will be told of, whose stages should take so much memory.
+    pub(super) fn expect(&mut self, replica: usize, slots: u32, predicted: &[StageMemory]) {
+        let predicted = predicted.to_vec();
+        self.replicas.insert(replica, Told { slots, predicted, serves: Serves::NotYet });
+    }
+
+    /// A replica is no more.
+    pub(super) fn forget(&mut self, replica: usize) {
+        self.replicas.remove(&replica);
     }
 
     /// The API listens and says that it is not ready.
@@ -196,7 +223,7 @@ impl<'a> Reporter<'a> {
         state: &ReplicaState,
         reports: &[StageReport],
     ) -> io::Result<()> {
-        match (state, self.serves.get(replica)) {
+        match (state, self.replicas.get(&replica).map(|told| told.serves)) {
             (ReplicaState::Ready { .. }, Some(Serves::NotYet | Serves::NoLonger)) => {
                 self.ready(replica, reports)
             }
@@ -220,13 +247,14 @@ impl<'a> Reporter<'a> {
     }
 
     fn ready(&mut self, replica: usize, reports: &[StageReport]) -> io::Result<()> {
-        let before = std::mem::replace(&mut self.serves[replica], Serves::Now);
-        let facts = self.facts;
-        let zipped = reports.iter().zip(&facts.predicted[replica]);
+        let Some(told) = self.replicas.get_mut(&replica) else { return Ok(()) };
+        let before = std::mem::replace(&mut told.serves, Serves::Now);
+        let (facts, slots) = (self.facts, told.slots);
+        let zipped = reports.iter().zip(&told.predicted);
         let stages: Vec<_> = zipped.map(|(report, &memory)| StageEntry::new(report, memory)).collect();
-        let Facts { url, model, architecture, slots, n_ctx, n_layer, .. } = facts;
+        let Facts { url, model, architecture, n_ctx, n_layer, .. } = facts;
         if self.audience == Audience::Programs {
-            let (n_layer, slots, n_ctx) = (*n_layer, *slots, *n_ctx);
+            let (n_layer, n_ctx) = (*n_layer, *n_ctx);
             return output::print_json_line(&Event::Ready {
                 url,
                 model,
@@ -241,25 +269,37 @@ impl<'a> Reporter<'a> {
         if before == Serves::NoLonger {
             return output::note(&format!("{} serves again", facts.name(replica)));
         }
-        if let Some(number) = facts.number(replica) {
-            output::note(&format!("replica {number} of {} serves:", facts.predicted.len()))?;
+        match facts.numbering {
+            Numbering::Fixed(all) if all > 1 => output::note(&format!("replica {replica} of {all} serves:"))?,
+            Numbering::Changing => output::note(&format!("replica {replica}, of {slots} slots, serves:"))?,
+            Numbering::Fixed(_) => {}
         }
         output::note(&table(&stages))?;
-        if self.serves.contains(&Serves::NotYet) {
+        self.introduce(slots)
+    }
+
+    /// Says where the model is served, once.
+    fn introduce(&mut self, slots: u32) -> io::Result<()> {
+        let Facts { url, model, architecture, n_ctx, n_layer, numbering, .. } = self.facts;
+        let all_serve = self.replicas.values().all(|told| told.serves != Serves::NotYet);
+        let kind = match numbering {
+            Numbering::Fixed(1) => format!("{slots} slots of {n_ctx} tokens"),
+            Numbering::Fixed(all) => format!("{all} replicas of {slots} slots of {n_ctx} tokens"),
+            Numbering::Changing => format!("slots of {n_ctx} tokens"),
+        };
+        if self.is_introduced || !(all_serve || *numbering == Numbering::Changing) {
             return Ok(());
         }
-        let replicas = match facts.predicted.len() {
-            1 => String::new(),
-            n => format!("{n} replicas of "),
-        };
+        self.is_introduced = true;
         output::note(&format!(
-            "{model} ({architecture}, {n_layer} blocks, {replicas}{slots} slots of {n_ctx} tokens) is served at {url}/v1\n\
-             Ctrl-C stops it"
+            "{model} ({architecture}, {n_layer} blocks, {kind}) is served at {url}/v1\nCtrl-C stops it"
         ))
     }
 
     fn down(&mut self, replica: usize, reason: &str) -> io::Result<()> {
-        self.serves[replica] = Serves::NoLonger;
+        if let Some(told) = self.replicas.get_mut(&replica) {
+            told.serves = Serves::NoLonger;
+        }
         match self.audience {
             Audience::Programs => {
                 output::print_json_line(&Event::Down { replica: self.facts.number(replica), reason })

@@ -1,34 +1,38 @@
-//! One run of `shoal serve`, from its first bind to the end of its last child.
+//! One run of `shoal serve`, from its first bind to the end of its last child: what answers, beside who runs the replicas.
 
 use std::io;
-use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use cluster::{DeviceProfile, ForetoldHops, ReplicaState};
-use futures::future::{join_all, select_all};
-use futures::stream::{FuturesUnordered, StreamExt};
-use node::agent::{Agent, Outlook, RemoteReplica, ReplicaConfig};
-use node::links::{RingNews, RingOutlook, RingWatcher};
-use node::{Folders, Observer, ReplicaPlan, ReplicaRequest, TurnsFile};
-use orchestrator::{OrchestratorConfig, ReplicaFeed};
-use protocol::tls::TlsIdentity;
+use cluster::DeviceProfile;
+use node::{Folders, ModelFile};
+use orchestrator::{Fleet, Limits, OrchestratorConfig};
 use tokio::net::TcpListener;
-use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::AbortOnDropHandle;
 
-use super::hosts::Hosts;
-use super::report::{Audience, Facts, Reporter};
-use super::{ServeArgs, limits, links, profiles};
+use super::cluster::OwnCluster;
+use super::report::Facts;
+use super::{ServeArgs, deployment, fixed, profiles};
 use crate::cli::Globals;
-use crate::commands::{model, stage_worker};
+use crate::commands::model;
 use crate::interrupt::{exit_at_second_request, stop_asked};
-use crate::progress::ProgressView;
 
 /// After a stop was asked for, HTTP has its own deadline for answers under way; this is for the unforeseen.
 const HTTP_DEADLINE: Duration = Duration::from_secs(6);
+
+/// What every run begins with.
+pub(super) struct Opened<'a> {
+    pub(super) args: &'a ServeArgs,
+    pub(super) globals: &'a Globals,
+    pub(super) folders: Folders,
+    pub(super) model: ModelFile,
+    /// Of the stages' devices for the model.
+    pub(super) profiles: Vec<DeviceProfile>,
+    pub(super) listener: TcpListener,
+    /// Of the API.
+    pub(super) address: SocketAddr,
+}
 
 /// Serves until it is told to stop, or cannot go on.
 pub(super) async fn serve(args: &ServeArgs, globals: &Globals) -> Result<()> {
@@ -39,277 +43,80 @@ pub(super) async fn serve(args: &ServeArgs, globals: &Globals) -> Result<()> {
     let model = model::open(&args.model, &folders)?;
     let profiles =
         args.profiles.as_deref().map_or(Ok(Vec::new()), |path| profiles::read(path, &model, &folders))?;
-    let plans = plans(args, &folders, &profiles)?;
-    let facts = Facts::new(args.model_name.clone(), address, &plans)?;
-    let cluster = args.cluster.open(globals).await?;
-    let registry = cluster.as_ref().map(|cluster| cluster.registry.clone());
-    let hosts = Hosts::new(args, registry.as_ref())?;
-    let (wanted, feeds): (Vec<_>, Vec<_>) = plans.into_iter().map(Wanted::new).unzip();
-
-    let stop = CancellationToken::new();
-    let mut config = orchestrator_config(args, &facts, &wanted[0].plan, hosts.tls()?, feeds)?;
-    config.cluster = registry;
-    let mut http = tokio::spawn(orchestrator::serve(listener, config, stop.clone()));
-    let joining = async {
-        match cluster {
-            Some(cluster) => cluster.serve(stop.clone()).await,
-            None => std::future::pending().await,
-        }
-    };
-    let (turns, agents) = (Arc::new(TurnsFile::new()?), Vec::new());
-    let mut session = Session { args, globals, folders, hosts, profiles, turns, stop: stop.clone(), agents };
-    let outcome = tokio::select! {
-        outcome = session.run(wanted, &facts) => outcome,
-        ended = &mut http => match ended {
-            Ok(Ok(())) => Err(anyhow!("the HTTP server ended by itself")),
-            Ok(Err(e)) => Err(e.into()),
-            Err(e) => Err(e.into()),
-        },
-        ended = joining => match ended {
-            Ok(()) => Err(anyhow!("the cluster port ended by itself")),
-            Err(e) => Err(e.into()),
-        },
-        () = stop_asked() => {
-            tokio::spawn(exit_at_second_request());
-            Ok(())
-        }
-    };
-    stop.cancel();
-    if !http.is_finished() && tokio::time::timeout(HTTP_DEADLINE, &mut http).await.is_err() {
-        http.abort();
-    }
-    join_all(session.agents.into_iter().map(Agent::shutdown)).await;
-    outcome
-}
-
-/// What each replica will hold.
-fn plans(args: &ServeArgs, folders: &Folders, profiles: &[DeviceProfile]) -> Result<Vec<ReplicaPlan>> {
-    let memory_costs = profiles.iter().find_map(|profile| profile.memory);
-    let plan = |nodes: usize| {
-        let request = ReplicaRequest { memory_costs, ..args.request(nodes) };
-        Ok(ReplicaPlan::new(model::open(&args.model, folders)?, &request)?)
-    };
-    args.replica_nodes().into_iter().map(|nodes| plan(nodes.len())).collect()
-}
-
-/// Surveys that may wait to be told; there is one in minutes.
-const LINK_NEWS: usize = 4;
-
-/// A replica that is to be, and where it is told of.
-struct Wanted {
-    plan: ReplicaPlan,
-    outlook: Outlook,
-    /// Where it is told what the links foretell.
-    hops: watch::Sender<Option<ForetoldHops>>,
-}
-
-impl Wanted {
-    fn new(plan: ReplicaPlan) -> (Self, ReplicaFeed) {
-        let waiting_for = "slices to be cut".to_owned();
-        let (state, state_seen) = watch::channel(ReplicaState::Loading { progress: 0.0, waiting_for });
-        let (observations, observed) = watch::channel(Vec::new());
-        let (hops, foretold) = watch::channel(None);
-        let slots = plan.load().slots;
-        let feed =
-            ReplicaFeed { state: state_seen, observations: observed, hops: foretold, slots, predicted: None };
-        let outlook = Outlook { state, observations };
-        (Self { plan, outlook, hops }, feed)
+    let opened = Opened { args, globals, folders, model, profiles, listener, address };
+    match args.cluster.open(globals).await? {
+        Some(cluster) if args.cluster.on_its_nodes() => Box::pin(deployment::serve(opened, cluster)).await,
+        cluster => Box::pin(fixed::serve(opened, cluster)).await,
     }
 }
 
-/// The replicas' part of a run.
-struct Session<'a> {
-    args: &'a ServeArgs,
-    globals: &'a Globals,
-    folders: Folders,
-    hosts: Hosts,
-    /// Of the stages' devices for the model.
-    profiles: Vec<DeviceProfile>,
-    /// By which the stages on this host take turns.
-    turns: Arc<TurnsFile>,
-    stop: CancellationToken,
-    /// Kept here so that they can be shut down whatever ends the run.
-    agents: Vec<Agent>,
+/// What answers.
+pub(super) struct Servers {
+    pub(super) listener: TcpListener,
+    pub(super) config: OrchestratorConfig,
+    /// At whose port nodes join.
+    pub(super) cluster: Option<OwnCluster>,
 }
 
-impl Session<'_> {
-    /// Cuts, starts, and reports; ends only with an error.
-    async fn run(&mut self, wanted: Vec<Wanted>, facts: &Facts) -> Result<()> {
-        let audience = if self.args.json { Audience::Programs } else { Audience::People };
-        let mut reporter = Reporter::new(facts, audience);
-        reporter.starting()?;
-        let mut waiting = |waiting_for: String| {
-            for Wanted { outlook, .. } in &wanted {
-                let waiting_for = waiting_for.clone();
-                outlook.state.send_replace(ReplicaState::Loading { progress: 0.0, waiting_for });
+impl Servers {
+    /// Answers while `work` is done, which ends only with an error; until a stop is asked for, or one of them ends.
+    pub(super) async fn beside(
+        self,
+        work: impl Future<Output = Result<()>>,
+        stop: &CancellationToken,
+    ) -> Result<()> {
+        let mut http = tokio::spawn(orchestrator::serve(self.listener, self.config, stop.clone()));
+        let joining = async {
+            match self.cluster {
+                Some(cluster) => cluster.serve(stop.clone()).await,
+                None => std::future::pending().await,
             }
         };
-        self.hosts.connect(self.args, &self.folders, &mut waiting).await?;
-        let stages: Vec<u32> = wanted.iter().map(|one| one.plan.stages().len() as u32).collect();
-        let (news, mut of_links) = mpsc::channel(LINK_NEWS);
-        let mut watching = Vec::new();
-        for (replica, Wanted { plan, outlook, hops }) in wanted.into_iter().enumerate() {
-            let beside = stages.iter().sum::<u32>() - stages[replica];
-            let ring = links::ring(self.args, self.hosts.nodes(replica), &plan, &self.profiles)?;
-            let agent = self.start(replica, plan, outlook, beside).await?;
-            // While the stages load, so that it is known by the time they serve.
-            if let Some((ring, nodes)) = ring.zip(self.hosts.ring_nodes(replica)) {
-                let (outlook, told) = ring_outlook(replica, hops, news.clone());
-                let watcher = RingWatcher::new(nodes, ring, agent.observations(), outlook);
-                watching.push(AbortOnDropHandle::new(tokio::spawn(watcher.run())));
-                watching.push(told);
+        let outcome = tokio::select! {
+            outcome = work => outcome,
+            ended = &mut http => match ended {
+                Ok(Ok(())) => Err(anyhow!("the HTTP server ended by itself")),
+                Ok(Err(e)) => Err(e.into()),
+                Err(e) => Err(e.into()),
+            },
+            ended = joining => match ended {
+                Ok(()) => Err(anyhow!("the cluster port ended by itself")),
+                Err(e) => Err(e.into()),
+            },
+            () = stop_asked() => {
+                tokio::spawn(exit_at_second_request());
+                Ok(())
             }
-            self.agents.push(agent);
+        };
+        stop.cancel();
+        if !http.is_finished() && tokio::time::timeout(HTTP_DEADLINE, &mut http).await.is_err() {
+            http.abort();
         }
-        let mut starting = first_to_serve(&self.agents).await?;
-        let mut states: Vec<_> = self.agents.iter().map(Agent::state).collect();
-        let reports: Vec<_> = self.agents.iter().map(Agent::reports).collect();
-        loop {
-            for (replica, (state, reports)) in states.iter_mut().zip(&reports).enumerate() {
-                let (state, reports) = (state.borrow_and_update().clone(), reports.borrow().clone());
-                reporter.changed(replica, &state, &reports)?;
-            }
-            let changes = select_all(states.iter_mut().map(|state| Box::pin(state.changed())));
-            tokio::select! {
-                (changed, ..) = changes => changed.context("an agent ended by itself")?,
-                Some(started) = starting.next() => started?,
-                // Without a watcher there is none.
-                Some((replica, news)) = of_links.recv() => reporter.links(replica, &news)?,
-            }
-        }
-    }
-
-    /// Starts a replica, beside so many stages of others.
-    async fn start(&self, replica: usize, plan: ReplicaPlan, outlook: Outlook, beside: u32) -> Result<Agent> {
-        let settings = self.args.settings(replica, plan.stages().len() as u32);
-        let profiles = self.profiles.clone();
-        match &self.hosts {
-            Hosts::This(ca) => {
-                let prepare = |plan: ReplicaPlan, folders: &Folders, observer: &mut Observer<'_>| {
-                    Ok(plan.prepare(folders, observer)?)
-                };
-                let replica = self.work(plan, prepare).await?;
-                let command = stage_worker::command(self.globals)?;
-                let emulations = Vec::new();
-                let turns = Arc::clone(&self.turns);
-                let config =
-                    ReplicaConfig { command, replica, settings, emulations, profiles, beside, turns };
-                Ok(Agent::start(config, ca, outlook)?)
-            }
-            Hosts::Nodes { identity, .. } => {
-                let hash = |plan: ReplicaPlan, folders: &Folders, observer: &mut Observer<'_>| {
-                    Ok((plan.hash(folders, observer)?, plan))
-                };
-                let (model_hash, plan) = self.work(plan, hash).await?;
-                let remote = RemoteReplica {
-                    plan,
-                    model_hash,
-                    nodes: self.hosts.nodes(replica).to_vec(),
-                    identity: identity.clone(),
-                    memory_check: self.args.memory_check(),
-                    settings,
-                    profiles,
-                    beside: self.hosts.nodes_beside(replica),
-                    sources: self.hosts.sources(),
-                };
-                Ok(Agent::start_on_nodes(remote, outlook))
-            }
-        }
-    }
-
-    /// Does long work on a thread of its own, and shows how far it is.
-    async fn work<T: Send + 'static>(
-        &self,
-        plan: ReplicaPlan,
-        work: impl FnOnce(ReplicaPlan, &Folders, &mut Observer<'_>) -> Result<T> + Send + 'static,
-    ) -> Result<T> {
-        let (folders, stop) = (self.folders.clone(), self.stop.clone());
-        let done = tokio::task::spawn_blocking(move || {
-            let mut view = ProgressView::new();
-            work(plan, &folders, &mut |progress| {
-                view.show(&progress);
-                if stop.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-            })
-        });
-        done.await.context("preparing the model")?
+        outcome
     }
 }
 
-/// What links tell, with the number of the replica whose links they are; and the task that adds it.
-fn ring_outlook(
-    replica: usize,
-    hops: watch::Sender<Option<ForetoldHops>>,
-    all: mpsc::Sender<(usize, RingNews)>,
-) -> (RingOutlook, AbortOnDropHandle<()>) {
-    let (news, mut of_ring) = mpsc::channel(LINK_NEWS);
-    let adding = tokio::spawn(async move {
-        while let Some(news) = of_ring.recv().await {
-            if all.send((replica, news)).await.is_err() {
-                return;
-            }
-        }
-    });
-    (RingOutlook { hops, news }, AbortOnDropHandle::new(adding))
-}
-
-/// Shows how far the stages are until the first replica serves. Gives the others that are yet to start; an error is one that
-/// never will.
-async fn first_to_serve(
-    agents: &[Agent],
-) -> Result<FuturesUnordered<impl Future<Output = Result<()>> + use<'_>>> {
-    let mut view = ProgressView::new();
-    let mut states: Vec<_> = agents.iter().map(Agent::state).collect();
-    let several = agents.len() > 1;
-    let ready = agents.iter().enumerate().map(|(replica, agent)| async move {
-        let ready = agent.ready().await.map(drop);
-        if several { ready.with_context(|| format!("replica {replica}")) } else { Ok(ready?) }
-    });
-    let mut starting: FuturesUnordered<_> = ready.collect();
-    loop {
-        let changes = select_all(states.iter_mut().map(|state| Box::pin(state.changed())));
-        tokio::select! {
-            Some(started) = starting.next() => {
-                started?;
-                return Ok(starting);
-            }
-            (changed, ..) = changes => changed.context("an agent ended by itself")?,
-        }
-        let loading = states.iter_mut().filter_map(|state| match &*state.borrow_and_update() {
-            ReplicaState::Loading { progress, waiting_for } => Some((*progress, waiting_for.clone())),
-            ReplicaState::Ready { .. } | ReplicaState::Down { .. } => None,
-        });
-        match loading.max_by(|(a, _), (b, _)| a.total_cmp(b)) {
-            Some((0.0, waiting_for)) => {
-                view.show_words("preparing the stages", &format!("waiting for {waiting_for}"))
-            }
-            Some((furthest, _)) => view.show_share("loading the stages", (furthest * 1000.0) as u64, 1000),
-            None => {}
-        }
-    }
-}
-
-fn orchestrator_config(
-    args: &ServeArgs,
+/// The orchestrator of a model, which knows of no cluster.
+pub(super) fn orchestrator_config(
+    (args, model): (&ServeArgs, &ModelFile),
     facts: &Facts,
-    plan: &ReplicaPlan,
-    tls: TlsIdentity,
-    replicas: Vec<ReplicaFeed>,
+    n_ctx: u32,
+    (fleet, limits): (Fleet, Limits),
 ) -> Result<OrchestratorConfig> {
     let chat_template = args.chat_template_file.as_ref().map(|path| {
         std::fs::read_to_string(path).with_context(|| format!("reading the chat template {}", path.display()))
     });
-    let aliases = [Some(args.model.clone()), plan.model().shape().name.clone()];
+    let aliases = [Some(args.model.clone()), model.shape().name.clone()];
     Ok(OrchestratorConfig {
         model_name: facts.model.clone(),
         aliases: aliases.into_iter().flatten().filter(|alias| *alias != facts.model).collect(),
-        model_path: plan.model().path().to_owned(),
+        model_path: model.path().to_owned(),
         chat_template: chat_template.transpose()?,
-        replicas,
-        router: args.router,
-        tls,
+        fleet,
         cluster: None,
-        n_ctx: plan.load().n_ctx,
-        limits: limits(args),
+        deployment: None,
+        n_ctx,
+        limits,
     })
 }
 

@@ -55,8 +55,7 @@ impl Replica {
         let ca = ClusterCa::new().context("making the cluster's certificate authority")?;
         let slots = args.batch.iter().copied().max().unwrap_or(1);
         let loading = ReplicaState::Loading { progress: 0.0, waiting_for: String::new() };
-        let outlook =
-            Outlook { state: watch::Sender::new(loading), observations: watch::Sender::new(Vec::new()) };
+        let outlook = Outlook::new(watch::Sender::new(loading));
         let config = config(setup, slots, args.steps, stage_worker::command(globals)?)?;
         let agent = Agent::start(config, &ca, outlook)?;
         let replica = Self { agent, identity: ca.issue("bench")? };

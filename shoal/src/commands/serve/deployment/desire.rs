@@ -1,0 +1,207 @@
+//! What is desired when nobody says so: at the start the plan that was, or one stage on each node; and later, when nodes have left or
+//! come back, a plan of what is there.
+//!
+//! A node that is away for as long as it takes to start it again changes nothing. One that came back must stay twice as long, so that
+//! one that comes and goes does not have its stages loaded each time. What is replanned is the last plan that somebody asked for,
+//! not the last one that was replanned: so it is what it was when all are back.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use cluster::{LinkEncoding, NodeId, Plan};
+use deploy::{Chain, Deployment, Even, Goal, mend, read_plan};
+use orchestrator::Fleet;
+use protocol::plan_files::PlanFile;
+use registry::{EventKind, PlanOrigin};
+use tokio::time::Instant;
+
+use super::super::cluster::PlanMode;
+use super::super::{EncodingArg, ServeArgs};
+use crate::output;
+
+/// After a start, nodes are given so long to come before any is missed: they look for the orchestrator every few seconds.
+const START_GRACE: Duration = Duration::from_secs(15);
+
+/// Says what is desired as long as it is served.
+pub(super) async fn run(args: &ServeArgs, deployment: &Deployment, fleet: &Fleet) -> Result<()> {
+    first(args, deployment, fleet).await?;
+    follow(args, deployment).await
+}
+
+async fn first(args: &ServeArgs, deployment: &Deployment, fleet: &Fleet) -> Result<()> {
+    let desired = deployment.watch().borrow().clone();
+    if let Some(path) = &args.cluster.plan {
+        let reading = || format!("reading {}", path.display());
+        let text = std::fs::read_to_string(path).with_context(reading)?;
+        let file = read_plan(&text).with_context(reading)?;
+        let replicas = file.plan().with_context(reading)?.replicas;
+        if desired.is_none_or(|goal| goal.plan.replicas != replicas) {
+            let id = deployment.add(&file, PlanOrigin::Given).with_context(reading)?.id;
+            deployment.apply(id, "it was given with --plan")?;
+        }
+        return Ok(());
+    }
+    let even = even(args);
+    match desired {
+        Some(goal) if goal.origin == PlanOrigin::Given => {
+            output::note(&format!("plan {} is desired: --replicas and --stages are not looked at", goal.id))?;
+            return Ok(());
+        }
+        Some(_) if is_as_asked(&even, deployment)? => return Ok(()),
+        _ => {}
+    }
+    let nodes = until_there(&even, deployment, fleet).await?;
+    let plan = even.plan(&deployment.model().shape, &nodes)?;
+    let id = deployment.add(&PlanFile::new(&plan), PlanOrigin::Started)?.id;
+    deployment.apply(id, "it was started so")?;
+    Ok(())
+}
+
+/// The replicas that the arguments ask for.
+fn even(args: &ServeArgs) -> Even {
+    Even {
+        replicas: args.replicas as usize,
+        stages: args.stages() as u32,
+        cuts: args.cuts.clone(),
+        gpu_blocks: args.gpu_layers.clone(),
+        slots: args.slots,
+        encoding: match args.encoding {
+            EncodingArg::F32 => LinkEncoding::F32,
+            EncodingArg::F16 => LinkEncoding::F16,
+        },
+    }
+}
+
+/// Whether the last plan that was made at a start is the one that would be made now.
+fn is_as_asked(even: &Even, deployment: &Deployment) -> Result<bool> {
+    let Some(base) = deployment.base()? else { return Ok(false) };
+    let nodes: Vec<NodeId> = base.replicas.iter().flat_map(|one| one.chain.nodes().cloned()).collect();
+    Ok(even.plan(&deployment.model().shape, &nodes)?.replicas == base.plan.replicas)
+}
+
+/// Waits for as many nodes as it takes; by name.
+async fn until_there(even: &Even, deployment: &Deployment, fleet: &Fleet) -> Result<Vec<NodeId>> {
+    let mut presence = deployment.registry().watch_presence();
+    loop {
+        let nodes = nodes_here(deployment);
+        if nodes.len() >= even.nodes() {
+            return Ok(nodes);
+        }
+        fleet.wait_for(format!("nodes that joined: {} of {} are there", nodes.len(), even.nodes()));
+        presence.changed().await.context("the registry ended by itself")?;
+    }
+}
+
+fn nodes_here(deployment: &Deployment) -> Vec<NodeId> {
+    deployment.nodes().into_iter().map(|node| node.name).collect()
+}
+
+/// Who is there, and since when just those are.
+struct Here {
+    nodes: Vec<NodeId>,
+    since: Instant,
+}
+
+/// Another plan that would be better.
+struct Change {
+    plan: Plan,
+    /// Whether that is the plan that somebody asked for.
+    is_base: bool,
+    /// How long those who are there must be the same.
+    after: Duration,
+    why: String,
+}
+
+/// Makes plans when nodes come or go.
+async fn follow(args: &ServeArgs, deployment: &Deployment) -> Result<()> {
+    let started = Instant::now();
+    let mut presence = deployment.registry().watch_presence();
+    let mut desired = deployment.watch();
+    let mut here = Here { nodes: Vec::new(), since: started };
+    let mut proposed = None;
+    loop {
+        presence.mark_unchanged();
+        let nodes = nodes_here(deployment);
+        if nodes != here.nodes {
+            here = Here { nodes, since: Instant::now() };
+        }
+        let goal = desired.borrow_and_update().clone();
+        let change = goal.as_ref().map(|goal| change(goal, &here, args, deployment)).transpose()?.flatten();
+        let change = change.filter(|change| proposed.as_ref() != Some(&change.plan));
+        let due = change.as_ref().map(|change| (here.since + change.after).max(started + START_GRACE));
+        tokio::select! {
+            changed = presence.changed() => changed.context("the registry ended by itself")?,
+            changed = desired.changed() => changed?,
+            () = until(due) => if let Some(change) = change {
+                make(&change, args, deployment)?;
+                proposed = Some(change.plan);
+                continue;
+            },
+        }
+        // What was proposed once may be again when something else is desired.
+        proposed = proposed.filter(|_| desired.has_changed().is_ok_and(|changed| !changed));
+    }
+}
+
+async fn until(due: Option<Instant>) {
+    match due {
+        Some(due) => tokio::time::sleep_until(due).await,
+        None => std::future::pending().await,
+    }
+}
+
+fn change(goal: &Goal, here: &Here, args: &ServeArgs, deployment: &Deployment) -> Result<Option<Change>> {
+    let Some(base) = deployment.base()? else { return Ok(None) };
+    let Some(plan) = mend(&base.plan, &deployment.model().shape, &here.nodes) else { return Ok(None) };
+    if plan.replicas == goal.plan.replicas {
+        return Ok(None);
+    }
+    let missing = |goal: &Goal| -> Vec<String> {
+        let mut missing: Vec<String> = goal
+            .replicas
+            .iter()
+            .flat_map(|one| one.chain.nodes())
+            .filter(|node| !here.nodes.contains(node))
+            .map(|node| node.0.clone())
+            .collect();
+        missing.dedup();
+        missing
+    };
+    let settle = args.cluster.replan_after;
+    let (lost, away) = (missing(goal), missing(&base));
+    let (after, why) = match (lost.as_slice(), away.as_slice()) {
+        ([], []) => (settle * 2, format!("all nodes of plan {} are there again", base.id)),
+        ([], away) => (settle * 2, format!("nodes came back, and {} still away", are(away))),
+        (lost, _) => (settle, format!("{} away", are(lost))),
+    };
+    Ok(Some(Change { is_base: plan.replicas == base.plan.replicas, plan, after, why }))
+}
+
+fn are(nodes: &[String]) -> String {
+    match nodes {
+        [one] => format!("node {one} is"),
+        several => format!("nodes {} are", several.join(", ")),
+    }
+}
+
+/// Carries a change out, or proposes it.
+fn make(change: &Change, args: &ServeArgs, deployment: &Deployment) -> Result<()> {
+    let Change { plan, is_base, why, .. } = change;
+    let base = deployment.base()?.filter(|_| *is_base).map(|base| base.id);
+    let id = match base {
+        Some(id) => id,
+        None => deployment.add(&PlanFile::new(plan), PlanOrigin::Replanned)?.id,
+    };
+    let replicas: Vec<String> =
+        plan.replicas.iter().map(|one| format!("{} {}", one.role, Chain::of(one))).collect();
+    let what = match args.cluster.plan_mode {
+        PlanMode::Apply => "is applied",
+        PlanMode::Propose => "is proposed",
+    };
+    let text = format!("{why}: plan {id} {what}: {}", replicas.join("; "));
+    deployment.note(EventKind::Replanned, &text);
+    if args.cluster.plan_mode == PlanMode::Apply {
+        deployment.apply(id, why)?;
+    }
+    Ok(())
+}
