@@ -19,7 +19,7 @@ use crate::sizes::parse_rate;
 const MOST_PEERS: usize = 64;
 
 /// Options for nodes that have no copy of the model.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Options for nodes without a copy of the model")]
 pub(super) struct SliceArgs {
     /// Address at which nodes get their parts of the model from this host [default: that of the cluster port, or all, at
