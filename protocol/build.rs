@@ -2,8 +2,10 @@
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
-    let descriptors =
-        protox::compile(["proto/shoal.proto", "proto/node.proto", "proto/cluster.proto"], ["proto"])?;
+    let descriptors = protox::compile(
+        ["shoal", "node", "slices", "checkup", "cluster"].map(|name| format!("proto/{name}.proto")),
+        ["proto"],
+    )?;
     tonic_prost_build::configure().bytes(".").compile_fds(descriptors)?;
     Ok(())
 }

@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use crate::read::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT};
 use crate::tensor::tensor_bytes;
-use crate::{Array, Error, Part, Place, TensorInfo, TensorType, Value};
+use crate::{Array, Error, Part, Place, ReadAt, TensorInfo, TensorType, Value};
 
 /// Bytes copied at once.
 const CHUNK: usize = 1 << 20;
@@ -188,6 +188,11 @@ impl OutputPlan {
         self.tensors.iter().map(|(tensor, _)| tensor.bytes).fold(0, u64::saturating_add)
     }
 
+    /// The beginning of the file: all that says what it is, up to the first tensor's data.
+    pub fn header(&self) -> &[u8] {
+        &self.header
+    }
+
     /// The tensors as they will lie in the file.
     pub fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
         self.tensors.iter().map(|(tensor, _)| tensor)
@@ -217,6 +222,38 @@ impl OutputPlan {
         let mut bytes = Vec::new();
         self.write_to(&mut bytes, &mut |_| {})?;
         Ok(bytes)
+    }
+}
+
+/// The file's bytes as [`OutputPlan::write_to`] would write them, at any offset, without writing any.
+impl ReadAt for OutputPlan {
+    fn len(&self) -> u64 {
+        self.length
+    }
+
+    fn read_exact_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        let end = offset.checked_add(buffer.len() as u64).filter(|&end| end <= self.length);
+        let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;
+        // What no tensor covers is padding.
+        buffer.fill(0);
+        if let Some(header) = usize::try_from(offset).ok().and_then(|at| self.header.get(at..)) {
+            let n = header.len().min(buffer.len());
+            buffer[..n].copy_from_slice(&header[..n]);
+        }
+        let first = self.tensors.partition_point(|(tensor, _)| tensor.offset + tensor.bytes <= offset);
+        for (tensor, data) in self.tensors[first..].iter().take_while(|(tensor, _)| tensor.offset < end) {
+            let (from, to) = (tensor.offset.max(offset), (tensor.offset + tensor.bytes).min(end));
+            let within = from - tensor.offset;
+            let part_of_buffer = &mut buffer[(from - offset) as usize..(to - offset) as usize];
+            match data {
+                Data::Zeros => {}
+                Data::Bytes(bytes) => bytes.as_slice().read_exact_at(within, part_of_buffer)?,
+                Data::Copy { part, offset } => {
+                    part.bytes.read_exact_at(offset.saturating_add(within), part_of_buffer)?;
+                }
+            }
+        }
+        Ok(())
     }
 }
 

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cluster::{Bytes, NodeId};
+use cluster::{Bytes, Millis, NodeId};
+use protocol::checkup::{self, ECHO_DEADLINE, Examination, PathFacts};
 use protocol::node::{
     Address, BadMessage, Build, LinkMeasurement, LinkRequest, NodeFacts, Peer, StageOrder, VersionMismatch,
     WorkerNews, clean_text,
@@ -11,6 +12,7 @@ use protocol::node::{
 use protocol::plan_files::{PlanFileError, PlannerFile, ProfilesFile};
 use protocol::tls::{self, ConnectError, TlsIdentity, describe_status};
 use protocol::v1;
+use protocol::v1::checkup_client::CheckupClient;
 use protocol::v1::node_client::NodeClient as WireClient;
 use protocol::v1::profile_event::Event as ProfileNews;
 use thiserror::Error;
@@ -109,6 +111,7 @@ pub struct NodeClient(Arc<Inner>);
 struct Inner {
     address: Address,
     facts: NodeFacts,
+    channel: Channel,
     client: WireClient<Channel>,
 }
 
@@ -116,7 +119,7 @@ impl NodeClient {
     /// Connects to the node at an address, which must run the same build.
     pub async fn connect(address: &Address, identity: &TlsIdentity, ours: &Build) -> Result<Self, NodeError> {
         let channel = tls::connect(address, identity).await?;
-        let mut client = WireClient::new(channel).max_decoding_message_size(LARGEST_ANSWER);
+        let mut client = WireClient::new(channel.clone()).max_decoding_message_size(LARGEST_ANSWER);
         let described = client.describe(v1::DescribeRequest {});
         let who = address.to_string();
         let described = match within(DESCRIBE_DEADLINE, &who, described).await {
@@ -131,7 +134,7 @@ impl NodeClient {
             address: address.clone(),
             source,
         })?;
-        Ok(Self(Arc::new(Inner { address: address.clone(), facts, client })))
+        Ok(Self(Arc::new(Inner { address: address.clone(), facts, channel, client })))
     }
 
     /// Its name.
@@ -168,6 +171,29 @@ impl NodeClient {
         let (who, call) = (self.who(), client.reach(v1::ReachRequest { peer: Some(peer.into()) }));
         let reply = within(REACH_DEADLINE, &who, call).await.map_err(|fault| fault.of(&who))?;
         Address::parse(&reply.address).map_err(|error| NodeError::Answer(who, error))
+    }
+
+    /// How its host is.
+    pub async fn examine(&self) -> Result<Examination, NodeError> {
+        let mut client = CheckupClient::new(self.0.channel.clone());
+        let (who, call) = (self.who(), client.examine(v1::ExamineRequest {}));
+        let examined = within(DESCRIBE_DEADLINE, &who, call).await.map_err(|fault| fault.of(&who))?;
+        Examination::check(examined).map_err(|error| NodeError::Answer(who, error))
+    }
+
+    /// What large packets take to it and back, or why they do not come back.
+    pub async fn echo(&self) -> Result<Millis, String> {
+        checkup::echo(self.0.channel.clone()).await
+    }
+
+    /// Whether it reaches a peer, and with large packets.
+    pub async fn try_path(&self, peer: Peer) -> Result<PathFacts, NodeError> {
+        let mut client = CheckupClient::new(self.0.channel.clone());
+        let call = client.try_path(v1::TryPathRequest { peer: Some(peer.into()) });
+        let who = self.who();
+        let tried =
+            within(REACH_DEADLINE + ECHO_DEADLINE, &who, call).await.map_err(|fault| fault.of(&who))?;
+        PathFacts::check(tried).map_err(|error| NodeError::Answer(who, error))
     }
 
     /// Memory that is available on its host now, if it says so.

@@ -1,6 +1,7 @@
 //! What this host offers: memory and cores.
 
 use std::num::NonZero;
+use std::path::Path;
 
 use cluster::Bytes;
 use sysinfo::{MemoryRefreshKind, Pid, ProcessRefreshKind, ProcessesToUpdate, RefreshKind, System};
@@ -23,6 +24,13 @@ pub(crate) fn total_memory() -> Bytes {
     let system = System::new_with_specifics(ram);
     let total = Bytes(system.total_memory());
     system.cgroup_limits().map_or(total, |group| Bytes(group.total_memory).min(total))
+}
+
+/// Of the disk that a folder is on, or will be: what is free, and all; none if that cannot be found out.
+pub fn disk_space(folder: &Path) -> Option<(Bytes, Bytes)> {
+    let there = folder.ancestors().find(|folder| folder.exists())?;
+    let (free, all) = (fs4::available_space(there).ok()?, fs4::total_space(there).ok()?);
+    Some((Bytes(free.min(all)), Bytes(all)))
 }
 
 /// What the host calls itself.

@@ -6,6 +6,7 @@
 
 pub mod agent;
 mod client;
+mod delivery;
 mod folders;
 mod host;
 pub mod links;
@@ -23,8 +24,9 @@ mod test_model;
 mod turns;
 
 pub use client::{NodeClient, NodeError};
+pub use delivery::{SliceLimits, SlicePort};
 pub use folders::{Folders, NoHomeFolder};
-pub use host::{available_memory, default_threads, host_name, resident_memory};
+pub use host::{available_memory, default_threads, disk_space, host_name, resident_memory};
 pub use memory::{MemoryCheck, MemoryError};
 pub use model_file::{ModelFile, ModelFileError};
 pub use model_hash::{HashError, model_hash};
@@ -35,6 +37,6 @@ pub use progress::{Observer, Progress, Work};
 pub use resolve::{ResolveError, resolve_model};
 pub use service::{NodeConfig, NodeServeError, NodeWords, RunningNode};
 pub use slices::{
-    CutRequest, Existing, Origin, SliceError, SliceFolder, SliceStore, StoredFile, StoredSlices,
+    CutRequest, Existing, Origin, Pin, SliceError, SliceFolder, SliceStore, StoredFile, StoredSlices,
 };
 pub use turns::{TurnsError, TurnsFile};

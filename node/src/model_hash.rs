@@ -83,6 +83,15 @@ pub fn model_hash(
     Ok(hash)
 }
 
+/// A model on this host whose remembered hash is this one, if its files are still what they were then.
+pub(crate) fn remembered(hash: ModelHash, memory: &Path) -> Option<PathBuf> {
+    let wanted = hash.to_string();
+    let mut with_hash = recall(memory).models.into_values().filter(|entry| entry.sha256 == wanted);
+    let same = |part: &PartStamp| stamp(&part.path).is_ok_and(|now| now == *part);
+    let unchanged = with_hash.find(|entry| !entry.parts.is_empty() && entry.parts.iter().all(same));
+    unchanged.and_then(|entry| entry.parts.into_iter().next()).map(|first| first.path)
+}
+
 fn stamp(part: &Path) -> Result<PartStamp, HashError> {
     let failed = |source| HashError::Read { path: part.to_owned(), source };
     let path = part.canonicalize().map_err(failed)?;
@@ -137,7 +146,7 @@ fn remember(memory: &Path, remembered: &Remembered) -> io::Result<()> {
 }
 
 /// Parses what `ModelHash` displays.
-fn from_hex(text: &str) -> Option<ModelHash> {
+pub(crate) fn from_hex(text: &str) -> Option<ModelHash> {
     let mut bytes = [0_u8; 32];
     if text.len() != 64 || !text.is_ascii() {
         return None;
@@ -179,6 +188,8 @@ mod tests {
         let (second, reads) = hash(&[model], &memory);
         assert_ne!(first, second);
         assert_eq!(reads, 1);
+        assert_eq!(remembered(second, &memory).unwrap().file_name(), Some("m.gguf".as_ref()));
+        assert_eq!(remembered(first, &memory), None, "the file is another one now");
     }
 
     #[test]

@@ -8,7 +8,8 @@ use cluster::{
     Bytes, LayerRange, LayerRangeError, Load, MemoryCosts, ModelHash, ModelShape, StageLoad, StageMemory,
 };
 use gguf::architectures::{self, EmbeddingScale, HiddenInput, Support};
-use gguf::cut::{CutOptions, plan_slice};
+use gguf::cut::{CutOptions, plan_embedding, plan_slice};
+use protocol::slices::SliceForm;
 use thiserror::Error;
 
 use crate::folders::Folders;
@@ -17,7 +18,7 @@ use crate::memory::{Footprint, MemoryCheck, MemoryError};
 use crate::model_file::ModelFile;
 use crate::model_hash::{HashError, model_hash};
 use crate::progress::Observer;
-use crate::slices::{CutRequest, SliceError, SliceStore};
+use crate::slices::{CutRequest, Pin, SliceError, SliceStore, form_of};
 
 /// Context per slot unless another is asked for: enough for a long chat, and its cache small beside the weights.
 pub const DEFAULT_CONTEXT: u32 = 4096;
@@ -86,9 +87,19 @@ pub struct ReplicaPlan {
     model: ModelFile,
     options: CutOptions,
     stages: Vec<StageLoad>,
+    files: StageFiles,
     predicted: Vec<StageMemory>,
     load: Load,
     prefill_chunk: u32,
+}
+
+/// What the files of a replica's stages are, wherever they come to lie.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct StageFiles {
+    /// One for each stage.
+    pub(crate) slices: Vec<SliceForm>,
+    /// The first stage's second one.
+    pub(crate) embedding: SliceForm,
 }
 
 /// A stage whose file is there.
@@ -123,6 +134,8 @@ pub struct PreparedReplica {
     pub prefill_chunk: u32,
     /// Which architectures may be cut.
     pub options: CutOptions,
+    /// Keep its files where they are.
+    pub pins: Vec<Pin>,
 }
 
 impl ReplicaPlan {
@@ -130,7 +143,7 @@ impl ReplicaPlan {
     pub fn new(model: ModelFile, request: &ReplicaRequest) -> Result<Self, PrepareError> {
         let shape = model.shape();
         let ranges = ranges(shape, &request.layout)?;
-        let stages = stage_loads(&model, &ranges, request)?;
+        let (stages, files) = stage_loads(&model, &ranges, request)?;
         let load = load(shape, request);
         let costs = request.memory_costs.unwrap_or_else(|| MemoryCosts::assumed(shape));
         let footprint = Footprint { shape, costs: &costs };
@@ -146,7 +159,7 @@ impl ReplicaPlan {
             }
         };
         let ReplicaRequest { options, prefill_chunk, .. } = *request;
-        Ok(Self { options, stages, predicted, load, prefill_chunk, model })
+        Ok(Self { options, stages, files, predicted, load, prefill_chunk, model })
     }
 
     /// The model.
@@ -162,6 +175,11 @@ impl ReplicaPlan {
     /// What each stage will hold.
     pub fn stages(&self) -> &[StageLoad] {
         &self.stages
+    }
+
+    /// The files of the stages.
+    pub(crate) fn files(&self) -> &StageFiles {
+        &self.files
     }
 
     /// The memory each stage will need.
@@ -211,6 +229,7 @@ impl ReplicaPlan {
             options: self.options,
             stages: stages.collect(),
             shape: self.model.shape().clone(),
+            pins: files.slices.iter().chain([&files.embedding]).map(|file| file.pin.clone()).collect(),
             embedding: files.embedding.path,
             load: self.load,
             prefill_chunk: self.prefill_chunk,
@@ -254,7 +273,7 @@ fn stage_loads(
     model: &ModelFile,
     ranges: &[LayerRange],
     request: &ReplicaRequest,
-) -> Result<Vec<StageLoad>, PrepareError> {
+) -> Result<(Vec<StageLoad>, StageFiles), PrepareError> {
     if let Some(&asked) = request.gpu_layers.get(ranges.len()) {
         return Err(PrepareError::GpuLayers { stage: ranges.len(), asked, has: 0 });
     }
@@ -266,9 +285,11 @@ fn stage_loads(
             return Err(PrepareError::GpuLayers { stage, asked: gpu_layers, has: layers.len() });
         }
         let weights = if in_place { all_tensors(model) } else { Bytes(plan.tensor_bytes()) };
-        Ok(StageLoad { layers, weights, gpu_layers })
+        Ok((StageLoad { layers, weights, gpu_layers }, form_of(&plan)))
     });
-    loads.collect()
+    let (loads, slices) = loads.collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
+    let embedding = plan_embedding(model.gguf(), &request.options).map_err(SliceError::from)?;
+    Ok((loads, StageFiles { slices, embedding: form_of(&embedding) }))
 }
 
 /// More than the slice of all layers has: an embedding matrix that is not tied is loaded with the rest.

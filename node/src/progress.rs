@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::ControlFlow;
 
 use cluster::Bytes;
+use protocol::slices::SliceFile;
 
 /// A long piece of work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,15 +15,21 @@ pub enum Work {
     Cutting,
     /// Another process is writing to the same folder.
     Waiting,
+    /// Getting a part of a model from another host.
+    Receiving(SliceFile),
+    /// The other host reads that part to tell its checksum.
+    Asking(SliceFile),
 }
 
 impl fmt::Display for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Hashing => "hashing the model",
-            Self::Cutting => "cutting the model",
-            Self::Waiting => "waiting for another process that is cutting this model",
-        })
+        match self {
+            Self::Hashing => f.write_str("hashing the model"),
+            Self::Cutting => f.write_str("cutting the model"),
+            Self::Waiting => f.write_str("waiting for another process that prepares this model"),
+            Self::Receiving(file) => write!(f, "receiving {file}"),
+            Self::Asking(file) => write!(f, "waiting for the checksum of {file}"),
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod certify;
+pub mod checkup;
 pub mod emulation;
 pub mod finding;
 pub mod fingerprint;
@@ -19,6 +20,7 @@ pub mod pin;
 pub mod plan_files;
 pub mod rows;
 pub mod sampling;
+pub mod slices;
 pub mod slots;
 pub mod throttle;
 pub mod tls;

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::commands::{bench, identity, links, node, plan, profile, serve, simulate, slice, status, token};
+use crate::commands::{
+    bench, doctor, identity, links, node, plan, profile, serve, simulate, slice, status, token,
+};
 
 /// Serves one large language model from the machines you own.
 #[derive(Debug, Parser)]
@@ -52,6 +54,8 @@ pub(crate) enum Command {
     Node(Box<node::NodeArgs>),
     /// Show what is served, by which nodes, and what they run.
     Status(status::StatusArgs),
+    /// Find out why nothing is served, or not well.
+    Doctor(doctor::DoctorArgs),
     /// Invite hosts to the cluster.
     #[command(subcommand)]
     Token(token::TokenCommand),

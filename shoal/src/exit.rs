@@ -19,6 +19,11 @@ use crate::interrupt;
 #[error("the comparison failed")]
 pub(crate) struct Unequal;
 
+/// Something that is not well was found. It was reported already.
+#[derive(Debug, thiserror::Error)]
+#[error("some checks failed")]
+pub(crate) struct Unwell;
+
 /// Something on the command line that the files it names do not have.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
@@ -32,7 +37,7 @@ pub(crate) struct Interrupted;
 /// Prints why a command failed, and gives its exit code: 2, as clap does, if the command line asks for something that the
 /// model does not have, else 1.
 pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
-    if error.is::<Unequal>() {
+    if error.is::<Unequal>() || error.is::<Unwell>() {
         return ExitCode::from(1);
     }
     if error.is::<Interrupted>() {

@@ -11,6 +11,7 @@ mod logging;
 mod output;
 mod programs;
 mod progress;
+mod sizes;
 
 use std::process::ExitCode;
 

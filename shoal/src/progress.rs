@@ -66,6 +66,21 @@ impl ProgressView {
         }
     }
 
+    /// Shows what work of the kind `what` is at in words that change, where there is no share of it to show.
+    pub(crate) fn show_words(&mut self, what: &str, words: &str) {
+        let current = self.current.as_ref().filter(|current| current.what == what);
+        let is_due = current.is_none_or(|current| current.last_line.elapsed() >= LINE_INTERVAL);
+        if let Some(bar) = &self.bar {
+            bar.set_message(words.to_owned());
+        } else if is_due {
+            // Progress that cannot be written is not worth a failure.
+            let _ = output::note(words);
+        }
+        if is_due {
+            self.current = Some(Current { what: what.to_owned(), last_line: Instant::now() });
+        }
+    }
+
     /// Takes the bar away.
     pub(crate) fn finish(&mut self) {
         if let Some(bar) = self.bar.take() {

@@ -25,6 +25,15 @@ pub fn children_of(pid: u32) -> Vec<u32> {
     pids
 }
 
+/// The TCP ports at which processes listen.
+pub fn listening_ports(pids: &[u32]) -> Result<Vec<u16>> {
+    let output = Command::new("ss").args(["-tlnpH"]).output().context("listing ports with ss")?;
+    let text = String::from_utf8(output.stdout)?;
+    let of_ours = |line: &&str| pids.iter().any(|pid| line.contains(&format!("pid={pid},")));
+    let port = |line: &str| line.split_whitespace().nth(3)?.rsplit(':').next()?.parse().ok();
+    Ok(text.lines().filter(of_ours).filter_map(port).collect())
+}
+
 /// Sends a signal by its name without `SIG`.
 pub fn signal(pid: u32, name: &str) -> Result<()> {
     let status = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status()?;

@@ -3,7 +3,7 @@
 use cluster::LayerRange;
 use gguf::cut::{CutOptions, plan_embedding, plan_slice};
 use gguf::write::{Data, Writer};
-use gguf::{Array, Gguf, TensorType, Value, model_shape};
+use gguf::{Array, Gguf, ReadAt, TensorType, Value, model_shape};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -110,7 +110,30 @@ fn concatenated(model: &Gguf, ranges: &[LayerRange]) -> Vec<(String, Vec<u8>)> {
 }
 
 proptest! {
+
     #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_slice_read_from_any_offset_is_what_writing_it_gives(
+        architecture in proptest::sample::select(certified()),
+        at in any::<prop::sample::Index>(),
+        length in any::<prop::sample::Index>(),
+    ) {
+        let gguf = model(architecture, 6).gguf();
+        let options = CutOptions::default();
+        let middle = plan_slice(&gguf, LayerRange::new(2, 4).unwrap(), &options);
+        for plan in middle.into_iter().chain(plan_embedding(&gguf, &options)) {
+            let whole = plan.to_bytes().unwrap();
+            prop_assert_eq!(ReadAt::len(&plan), whole.len() as u64);
+            prop_assert_eq!(plan.header(), &whole[..plan.header().len()]);
+            let from = at.index(whole.len());
+            let mut read = vec![0xAA; length.index(whole.len() - from + 1)];
+            plan.read_exact_at(from as u64, &mut read).unwrap();
+            prop_assert!(read == whole[from..from + read.len()]);
+            let mut beyond = vec![0; whole.len() - from + 1];
+            prop_assert!(plan.read_exact_at(from as u64, &mut beyond).is_err());
+        }
+    }
 
     #[test]
     fn what_is_written_is_read(

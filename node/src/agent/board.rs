@@ -13,6 +13,8 @@ pub(super) enum StagePhase {
     Starting {
         /// Loaded share of its weights, 0 to 1.
         progress: f32,
+        /// What its node does before, such as receiving its slice.
+        preparing: Option<String>,
         /// Why the worker before it was lost, if one was.
         lost: Option<String>,
     },
@@ -88,9 +90,12 @@ fn first_trouble(phases: &[StagePhase]) -> Option<String> {
     });
     given_up.or_else(|| {
         phases.iter().enumerate().find_map(|(i, phase)| match phase {
-            StagePhase::Starting { lost: Some(reason), progress } => {
-                let done = (progress * 100.0) as u32;
-                Some(format!("{} was lost: {reason}; it is being restarted, {done} % loaded", index(i)))
+            StagePhase::Starting { lost: Some(reason), progress, preparing } => {
+                let done = match preparing {
+                    Some(preparing) if *progress == 0.0 => preparing.clone(),
+                    _ => format!("{} % loaded", (progress * 100.0) as u32),
+                };
+                Some(format!("{} was lost: {reason}; it is being restarted, {done}", index(i)))
             }
             StagePhase::Starting { lost: None, .. } | StagePhase::Loaded(_) | StagePhase::GivenUp { .. } => {
                 None
@@ -110,7 +115,12 @@ fn loading(phases: &[StagePhase]) -> ReplicaState {
         .iter()
         .enumerate()
         .filter(|(_, phase)| as_loaded(phase).is_none())
-        .map(|(i, _)| index(i).to_string())
+        .map(|(i, phase)| match phase {
+            StagePhase::Starting { preparing: Some(preparing), progress, .. } if *progress == 0.0 => {
+                format!("{} ({preparing})", index(i))
+            }
+            _ => index(i).to_string(),
+        })
         .collect();
     ReplicaState::Loading { progress, waiting_for: format!("{} to load", waiting.join(", ")) }
 }
@@ -150,7 +160,7 @@ mod tests {
     }
 
     fn starting(progress: f32, lost: Option<&str>) -> StagePhase {
-        StagePhase::Starting { progress, lost: lost.map(str::to_owned) }
+        StagePhase::Starting { progress, preparing: None, lost: lost.map(str::to_owned) }
     }
 
     fn linked(incarnations: &[u64]) -> Linked {
@@ -165,6 +175,27 @@ mod tests {
             panic!("not loading");
         };
         assert_eq!((progress, waiting_for.as_str()), (0.75, "stage 1 to load"));
+    }
+
+    #[test]
+    fn what_a_node_does_before_a_stage_loads_is_told() {
+        let receiving = |progress, lost: Option<&str>| {
+            let preparing = Some("receiving slice 10-20: 34.0 MiB of 80.0 MiB".to_owned());
+            StagePhase::Starting { progress, preparing, lost: lost.map(str::to_owned) }
+        };
+        let waiting = |phases: &[StagePhase]| match assess(phases, None) {
+            Assessment::Wait(ReplicaState::Loading { waiting_for, .. }) => waiting_for,
+            Assessment::Wait(ReplicaState::Down { reason }) => reason,
+            other => panic!("{other:?}"),
+        };
+        let text = waiting(&[loaded(1), receiving(0.0, None)]);
+        assert_eq!(text, "stage 1 (receiving slice 10-20: 34.0 MiB of 80.0 MiB) to load");
+        assert_eq!(waiting(&[loaded(1), receiving(0.5, None)]), "stage 1 to load");
+        assert!(
+            waiting(&[receiving(0.0, Some("x"))])
+                .ends_with("restarted, receiving slice 10-20: 34.0 MiB of 80.0 MiB")
+        );
+        assert!(waiting(&[receiving(0.5, Some("x"))]).ends_with("50 % loaded"));
     }
 
     #[test]

@@ -71,7 +71,7 @@ impl Keeper {
             };
             let Lost { reason, .. } = lost;
             tracing::warn!(stage = self.index, %reason, pause_ms = pause.as_millis() as u64, "the stage was lost");
-            self.show(StagePhase::Starting { progress: 0.0, lost: Some(reason) });
+            self.show(StagePhase::Starting { progress: 0.0, preparing: None, lost: Some(reason) });
             tokio::select! {
                 () = self.shutdown.cancelled() => return,
                 () = tokio::time::sleep(pause) => {}
@@ -89,9 +89,10 @@ impl Keeper {
 
     /// Runs one worker to its end; `None` when it was shut down.
     async fn run_worker(&self, incarnation: u64, service: &mut Service<'_>) -> Option<Lost> {
+        let mut told = |doing| self.show_preparing(doing);
         let started = tokio::select! {
             () = self.shutdown.cancelled() => return None,
-            started = self.place.start(&self.shutdown) => started,
+            started = self.place.start(&self.shutdown, &mut told) => started,
         };
         let mut worker = match started {
             Ok(worker) => worker,
@@ -110,7 +111,7 @@ impl Keeper {
             return None;
         };
         // At once: while the details are found out, nobody must believe that the replica serves.
-        self.show(StagePhase::Starting { progress: 0.0, lost: Some(lost.reason.clone()) });
+        self.show(StagePhase::Starting { progress: 0.0, preparing: None, lost: Some(lost.reason.clone()) });
         let needed = self.report.estimated.total();
         if lost.failure == Failure::Load {
             let available = worker.available_memory().await;
@@ -159,6 +160,16 @@ impl Keeper {
             }
             tokio::time::sleep(if service.since.is_some() { HEARTBEAT } else { LOAD_POLL }).await;
         }
+    }
+
+    fn show_preparing(&self, doing: String) {
+        self.board.send_if_modified(|phases| match phases.get_mut(self.index) {
+            Some(StagePhase::Starting { preparing, .. }) if preparing.as_ref() != Some(&doing) => {
+                *preparing = Some(doing);
+                true
+            }
+            _ => false,
+        });
     }
 
     fn show_progress(&self, share: f32) {

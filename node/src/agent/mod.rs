@@ -27,7 +27,7 @@ use cluster::{
     StageReport,
 };
 use protocol::emulation::Emulation;
-use protocol::node::StageOrder;
+use protocol::node::{Peer, StageOrder, Supply};
 use protocol::rows::RowEncoding;
 use protocol::tls::{ClusterCa, TlsError, TlsIdentity};
 use thiserror::Error;
@@ -38,6 +38,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::client::NodeClient;
 use crate::memory::MemoryCheck;
 use crate::prepare::{PreparedReplica, PreparedStage, ReplicaPlan};
+use crate::slices::Pin;
 use crate::turns::TurnsFile;
 use board::StagePhase;
 pub use epochs::Epochs;
@@ -101,7 +102,7 @@ impl Outlook {
     }
 }
 
-/// A replica to run on nodes, which cut their stages from their own copies of the model.
+/// A replica to run on nodes, which cut their stages from their own copies of the model, or fetch them.
 pub struct RemoteReplica {
     /// What to run.
     pub plan: ReplicaPlan,
@@ -119,6 +120,9 @@ pub struct RemoteReplica {
     pub profiles: Vec<DeviceProfile>,
     /// Nodes of the stages of other replicas, which share their hosts' cores. One for each stage.
     pub beside: Vec<NodeClient>,
+    /// From whom nodes without a copy of the model get their parts of it, the likeliest first: other nodes, and last this
+    /// process, whose word on what the parts are counts.
+    pub sources: Vec<Peer>,
     /// Numbers for its incarnations.
     pub epochs: Epochs,
     /// Where nodes are that were started again elsewhere; else they are looked for where they were.
@@ -145,6 +149,7 @@ pub struct Agent {
     tasks: JoinSet<()>,
     // Kept for the stages on this host.
     _turns: Option<Arc<TurnsFile>>,
+    _pins: Vec<Pin>,
 }
 
 impl Agent {
@@ -152,11 +157,15 @@ impl Agent {
     pub fn start(config: ReplicaConfig, ca: &ClusterCa, outlook: Outlook) -> Result<Self, TlsError> {
         let encoding = config.settings.encoding;
         let identity = ca.issue("agent")?;
-        let turns = Arc::clone(&config.turns);
+        let (turns, pins) = (Arc::clone(&config.turns), config.replica.pins.clone());
         let stages = local_stages(config, ca)?;
         // No stage outlives this agent.
         let epochs = Epochs::default();
-        Ok(Self { _turns: Some(turns), ..Self::run(stages, Link { identity, encoding, epochs }, outlook) })
+        Ok(Self {
+            _turns: Some(turns),
+            _pins: pins,
+            ..Self::run(stages, Link { identity, encoding, epochs }, outlook)
+        })
     }
 
     /// The same on nodes.
@@ -170,7 +179,7 @@ impl Agent {
         let Outlook { state, observations, reports } = outlook;
         let shutdown = CancellationToken::new();
         let Link { identity, encoding, epochs } = link;
-        let starting = StagePhase::Starting { progress: 0.0, lost: None };
+        let starting = StagePhase::Starting { progress: 0.0, preparing: None, lost: None };
         let (board, board_seen) = watch::channel(vec![starting; stages.len()]);
         let reports_seen = reports.subscribe();
         let indices = 0..stages.len() as u32;
@@ -215,6 +224,7 @@ impl Agent {
             shutdown,
             tasks,
             _turns: None,
+            _pins: Vec::new(),
         }
     }
 
@@ -352,7 +362,9 @@ fn remote_stages(replica: &RemoteReplica) -> Vec<Stage> {
     let stage = |(((load, predicted), node), stage): (((&StageLoad, &StageMemory), &NodeClient), u32)| {
         let stages_here = nodes.iter().chain(&replica.beside).filter(|other| *other == node).count() as u32;
         let (layers, gpu_layers) = (load.layers, load.gpu_layers);
+        let supply = supply(replica, stage, node);
         let order = common.stage(StagePlace { stage, layers, gpu_layers, stages_here });
+        let order = StageOrder { supply, ..order };
         let report = expected_report(&order, *predicted);
         let prefix = format!("{}/", node.name());
         let profiles =
@@ -369,6 +381,15 @@ fn remote_stages(replica: &RemoteReplica) -> Vec<Stage> {
         Stage { place: Place::There { node, order: Box::new(order) }, report, observer }
     };
     stages.map(stage).collect()
+}
+
+/// How a stage's node gets its part of the model, if it has no copy of it.
+fn supply(replica: &RemoteReplica, stage: u32, node: &NodeClient) -> Option<Supply> {
+    let (files, shape) = (replica.plan.files(), replica.plan.model().shape().clone());
+    let others = replica.sources.iter().filter(|source| source.instance != node.facts().instance);
+    let sources: Vec<Peer> = others.cloned().collect();
+    let slice = *files.slices.get(stage as usize)?;
+    (!sources.is_empty()).then_some(Supply { shape, slice, embedding: files.embedding, sources })
 }
 
 fn expected_report(order: &StageOrder, predicted: StageMemory) -> StageReport {

@@ -77,6 +77,7 @@ impl ReplicaOrder {
             step_deadline_secs: STEP_DEADLINE_SECS,
             allow_uncertified: self.options.uncertified == Uncertified::Allow,
             ignore_memory: self.memory_check == MemoryCheck::Warn,
+            supply: None,
         }
     }
 }

@@ -77,15 +77,19 @@ impl NodeAt {
 }
 
 impl Place {
-    /// Starts a worker and waits until it listens.
-    pub(super) async fn start(&self, stopping: &CancellationToken) -> Result<Worker, Lost> {
+    /// Starts a worker and waits until it listens; `told` hears what its node does before.
+    pub(super) async fn start(
+        &self,
+        stopping: &CancellationToken,
+        told: &mut (dyn FnMut(String) + Send),
+    ) -> Result<Worker, Lost> {
         match self {
             Self::Here { command, config } => WorkerProcess::start(command, config, stopping)
                 .await
                 .map(|worker| Worker::Here(Box::new(worker)))
                 .map_err(|error| Lost::crash(error.to_string())),
             Self::There { node, order } => {
-                RemoteWorker::start(node, order).await.map(|worker| Worker::There(Box::new(worker)))
+                RemoteWorker::start(node, order, told).await.map(|worker| Worker::There(Box::new(worker)))
             }
         }
     }

@@ -4,6 +4,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use cluster::Bytes;
 use protocol::node::{StageOrder, WorkerNews};
 use protocol::tls;
 use tonic::Code;
@@ -32,8 +33,12 @@ pub(super) struct RemoteWorker {
 }
 
 impl RemoteWorker {
-    /// Orders a worker and waits until it listens.
-    pub(super) async fn start(at: &NodeAt, order: &StageOrder) -> Result<Self, Lost> {
+    /// Orders a worker and waits until it listens; `told` hears what the node does before.
+    pub(super) async fn start(
+        at: &NodeAt,
+        order: &StageOrder,
+        told: &mut (dyn FnMut(String) + Send),
+    ) -> Result<Self, Lost> {
         let connected = NodeClient::connect(&at.address(), &at.identity, &at.build).await;
         let node = connected.map_err(unreachable)?;
         let who = format!("node {}", node.name());
@@ -44,6 +49,7 @@ impl RemoteWorker {
             match news.map_err(refused)? {
                 WorkerNews::Preparing { work, done, total } => {
                     tracing::debug!(%who, stage = order.stage, %work, %done, %total, "the node prepares");
+                    told(if total == Bytes::ZERO { work } else { format!("{work}: {done} of {total}") });
                 }
                 WorkerNews::Ended { how } => return Err(Lost::crash(format!("the worker on {who} {how}"))),
                 WorkerNews::Listening { pid, port, threads } => {

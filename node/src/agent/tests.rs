@@ -159,6 +159,7 @@ impl Fixture {
             embedding: "embedding.gguf".into(),
             load: Load { slots: 1, n_ctx: 64, n_ubatch: 16 },
             prefill_chunk: 16,
+            pins: Vec::new(),
         };
         let settings =
             WorkerSettings { threads: Some(1), micro_batches: 1, queue_limit: 1, encoding: RowEncoding::F32 };

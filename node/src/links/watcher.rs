@@ -265,6 +265,7 @@ mod tests {
             workers: command(),
             profile: command(),
             folders: Folders::new(Some("no/such".into()), Some("no/such".into())).unwrap(),
+            limits: Default::default(),
             emulation: None,
         };
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();

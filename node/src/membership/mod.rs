@@ -6,8 +6,10 @@
 
 mod attend;
 mod join;
+mod leave;
 mod state;
 
 pub use attend::{Attendance, AttendanceError, AttendanceNews};
 pub use join::{Applicant, Found, JoinError, JoinNews, find_cluster, join, wait_for_admission};
+pub use leave::{LeaveError, Left, leave};
 pub use state::{Membership, MembershipError, NodeState};

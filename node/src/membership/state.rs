@@ -105,8 +105,13 @@ impl NodeState {
 
     /// The membership, if there is one.
     pub fn member(&self) -> Result<Option<Membership>, MembershipError> {
-        let path = self.folder.join(MEMBER);
-        let Some(file) = self.read::<MemberFile>(&path)? else { return Ok(None) };
+        Self::read_member(&self.folder)
+    }
+
+    /// The membership that a folder has, whoever uses the folder: it is always whole.
+    pub fn read_member(folder: &Path) -> Result<Option<Membership>, MembershipError> {
+        let path = folder.join(MEMBER);
+        let Some(file) = read::<MemberFile>(&path)? else { return Ok(None) };
         let bad = |reason: String| MembershipError::Bad { path: path.clone(), reason };
         let time = |seconds| from_unix(seconds).ok_or_else(|| bad(format!("{seconds} is no time")));
         let MemberFile { id, name, ca_pem, cert_pem, key_pem, orchestrators, issued, expires, .. } = file;
@@ -158,30 +163,12 @@ impl NodeState {
     /// With which id and key the host asks to join. The same over restarts, so that what somebody approved is still it.
     pub fn applicant(&self) -> Result<(Uuid, MemberKey), MembershipError> {
         let path = self.folder.join(APPLICANT);
-        if let Some(ApplicantFile { id, key_pem, .. }) = self.read(&path)? {
+        if let Some(ApplicantFile { id, key_pem, .. }) = read(&path)? {
             return Ok((id, MemberKey::from_pem(&key_pem)?));
         }
         let (id, key) = (Uuid::new_v4(), MemberKey::generate()?);
         self.write(APPLICANT, &ApplicantFile { version: VERSION, id, key_pem: key.pem().to_owned() })?;
         Ok((id, key))
-    }
-
-    fn read<T: DeserializeOwned>(&self, path: &Path) -> Result<Option<T>, MembershipError> {
-        #[derive(Deserialize)]
-        struct Versioned {
-            version: u32,
-        }
-        if !path.exists() {
-            return Ok(None);
-        }
-        let text = trust::read_text(path)?;
-        let bad = |reason: String| MembershipError::Bad { path: path.to_owned(), reason };
-        let not_json = |error: serde_json::Error| bad(error.to_string());
-        let Versioned { version } = serde_json::from_str(&text).map_err(not_json)?;
-        if version != VERSION {
-            return Err(bad(format!("it has version {version}, but this shoal reads version {VERSION}")));
-        }
-        serde_json::from_str(&text).map(Some).map_err(not_json)
     }
 
     /// Whole or not at all, and readable by its owner alone: temporary files are.
@@ -196,6 +183,24 @@ impl NodeState {
         };
         written().map_err(|source| MembershipError::Write { path, source })
     }
+}
+
+fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, MembershipError> {
+    #[derive(Deserialize)]
+    struct Versioned {
+        version: u32,
+    }
+    if !path.exists() {
+        return Ok(None);
+    }
+    let text = trust::read_text(path)?;
+    let bad = |reason: String| MembershipError::Bad { path: path.to_owned(), reason };
+    let not_json = |error: serde_json::Error| bad(error.to_string());
+    let Versioned { version } = serde_json::from_str(&text).map_err(not_json)?;
+    if version != VERSION {
+        return Err(bad(format!("it has version {version}, but this shoal reads version {VERSION}")));
+    }
+    serde_json::from_str(&text).map(Some).map_err(not_json)
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! Whoever has a certificate of the cluster may direct a node; nobody else gets past the handshake. What the node runs for
 //! others ends with it.
 
+mod checkup;
 mod emulation;
 mod node;
 mod prepare;
@@ -18,17 +19,21 @@ use protocol::emulation::Emulation;
 use protocol::finding::addresses;
 use protocol::listen::{Clients, FrameSizes, ListenError, TlsIncoming, server};
 use protocol::node::{Address, Build, DeviceFacts, NodeFacts, probe_sizes};
+use protocol::v1::checkup_server::CheckupServer;
 use protocol::v1::link_probe_server::LinkProbeServer;
 use protocol::v1::node_server::NodeServer;
+use protocol::v1::slices_server::SlicesServer;
 use thiserror::Error;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::agent::WorkerCommand;
+use crate::delivery::{Pace, SliceLimits, SlicesService};
 use crate::folders::Folders;
 use crate::host::{available_memory, total_memory};
 use crate::links::ProbeService;
 use crate::turns::TurnsError;
+use checkup::CheckupService;
 use node::NodeService;
 pub use node::NodeWords;
 use profile::ProfileHost;
@@ -57,6 +62,8 @@ pub struct NodeConfig {
     pub profile: WorkerCommand,
     /// Where its models and slices are.
     pub folders: Folders,
+    /// For parts of models that travel.
+    pub limits: SliceLimits,
     /// The device that its workers stand for instead of computing; `devices` then says so.
     pub emulation: Option<Emulation>,
 }
@@ -79,6 +86,8 @@ pub enum NodeServeError {
 pub struct RunningNode {
     incoming: TlsIncoming,
     service: NodeService,
+    slices: SlicesService,
+    checkup: CheckupService,
     words: NodeWords,
     workers: Arc<WorkerHost>,
 }
@@ -101,9 +110,12 @@ impl RunningNode {
             emulated: emulated.is_some(),
         };
         let (bind, identity) = (incoming.local_addr().ip(), config.identity);
+        let checkup = CheckupService::new(identity.clone(), config.folders.slices());
+        let slices = SlicesService::new(config.folders.clone(), Pace::new(config.limits.rate));
         let workers = Arc::new(WorkerHost::new(WorkerHostConfig {
             command: config.workers,
             folders: config.folders,
+            limits: config.limits,
             bind,
             identity: identity.clone(),
             emulation: config.emulation,
@@ -111,7 +123,7 @@ impl RunningNode {
         let profiles = ProfileHost::new(config.profile, facts.name.clone());
         let words = NodeWords::new(facts, Arc::clone(&workers));
         let service = NodeService::new(words.clone(), identity, profiles);
-        Ok(Self { incoming, service, words, workers })
+        Ok(Self { incoming, service, slices, checkup, words, workers })
     }
 
     /// What it says of itself.
@@ -134,6 +146,8 @@ impl RunningNode {
         let FrameSizes { max_message, .. } = probe_sizes();
         let router = server(probe_sizes())
             .add_service(NodeServer::new(self.service).max_decoding_message_size(MAX_REQUEST))
+            .add_service(CheckupServer::new(self.checkup).max_decoding_message_size(MAX_REQUEST))
+            .add_service(SlicesServer::new(self.slices).max_decoding_message_size(MAX_REQUEST))
             .add_service(LinkProbeServer::new(ProbeService::new()).max_decoding_message_size(max_message));
         let served = tokio::select! {
             served = router.serve_with_incoming(self.incoming) => Ok(served?),

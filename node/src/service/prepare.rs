@@ -1,32 +1,50 @@
-//! From an order to what its stage loads: this node's copy of the model, the stage's slice of it, and whether there is room.
+//! From an order to what its stage loads: the stage's slice of this node's copy of the model, or of another host's, and whether
+//! there is room.
 
 use std::path::PathBuf;
 
 use cluster::{Bytes, Load, MemoryCosts, ModelHash, ModelShape, StageLoad, StageMemory};
 use gguf::cut::{CutOptions, Uncertified, plan_slice};
+use protocol::certify::LiveIdentity;
 use protocol::emulation::Emulation;
-use protocol::node::StageOrder;
+use protocol::node::{StageOrder, Supply};
 use protocol::plan_files::PlanFileError;
+use protocol::slices::SliceFile;
 use thiserror::Error;
+use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
+use crate::delivery::{Fetcher, Pace};
 use crate::folders::Folders;
 use crate::host::available_memory;
 use crate::memory::{Footprint, MemoryError};
 use crate::model_file::{ModelFile, ModelFileError};
-use crate::model_hash::{HashError, model_hash};
+use crate::model_hash::{HashError, model_hash, remembered};
 use crate::prepare::{all_tensors, runs_in_place};
 use crate::progress::Observer;
 use crate::resolve::{ResolveError, find_model};
-use crate::slices::{CutRequest, SliceError, SliceStore};
+use crate::slices::{CutRequest, FetchRequest, Pin, SliceError, SliceStore};
 
 /// What a stage loads.
 #[derive(Debug)]
 pub(super) struct PreparedOrder {
     pub(super) shape: ModelShape,
     pub(super) slice: PathBuf,
+    /// Of the first stage.
     pub(super) embedding: PathBuf,
     pub(super) predicted: StageMemory,
+    /// Keep both where they are.
+    pub(super) pins: Vec<Pin>,
+}
+
+/// Where a node keeps models and parts of them, and how it gets those.
+pub(super) struct Pantry {
+    pub(super) folders: Folders,
+    pub(super) store: SliceStore,
+    pub(super) identity: LiveIdentity,
+    /// Of what it receives.
+    pub(super) pace: Pace,
 }
 
 /// Why a node cannot run an ordered stage.
@@ -44,6 +62,8 @@ pub(super) enum OrderError {
         path.display()
     )]
     OtherModel { path: PathBuf, got: ModelHash, wanted: ModelHash },
+    #[error("{0}; and {1}")]
+    NotFetched(Box<OrderError>, SliceError),
     #[error(
         "the stage is to have blocks {first}..{end}, {gpu} of them on a GPU, and the model has {n_layer}"
     )]
@@ -59,7 +79,7 @@ pub(super) enum OrderError {
 }
 
 impl OrderError {
-    /// All are reasons for which the same order would fail again.
+    /// Most are reasons for which the same order would fail again.
     pub(super) fn status(&self) -> Status {
         match self {
             Self::NoModel(_) => Status::not_found(self.to_string()),
@@ -67,35 +87,109 @@ impl OrderError {
             Self::Slices(SliceError::Stopped) | Self::Hash(HashError::Stopped) => {
                 Status::cancelled(self.to_string())
             }
+            // Other hosts may be there again later.
+            Self::NotFetched(..) => Status::unavailable(self.to_string()),
             _ => Status::failed_precondition(self.to_string()),
         }
     }
 }
 
-/// Finds, checks and cuts.
+/// Finds, checks and cuts, or fetches. On a thread that may wait.
 pub(super) fn prepare(
+    order: &StageOrder,
+    pantry: &Pantry,
+    stop: &CancellationToken,
+    observer: &mut Observer<'_>,
+) -> Result<PreparedOrder, OrderError> {
+    match (find_copy(order, &pantry.folders, observer), &order.supply) {
+        (Ok(model), _) => cut(order, &model, pantry, observer),
+        (Err(without @ (OrderError::NoModel(_) | OrderError::OtherModel { .. })), Some(supply)) => {
+            tracing::debug!(reason = %without, "the stage's part of the model is got from other hosts");
+            fetch(order, supply, pantry, stop, observer).map_err(|error| match error {
+                OrderError::Slices(error @ SliceError::NoSource { .. }) => {
+                    OrderError::NotFetched(Box::new(without), error)
+                }
+                error => error,
+            })
+        }
+        (Err(error), _) => Err(error),
+    }
+}
+
+/// This node's copy of the model: under its name, or under another if its hash is remembered.
+fn find_copy(
     order: &StageOrder,
     folders: &Folders,
     observer: &mut Observer<'_>,
-) -> Result<PreparedOrder, OrderError> {
-    let model = ModelFile::open(&find_model(&order.model, folders.models())?)?;
-    check_blocks(order, model.shape())?;
-    let hash = model_hash(model.parts(), &folders.model_hashes(), observer)?;
-    if hash != order.model_hash {
-        let path = model.path().to_owned();
-        return Err(OrderError::OtherModel { path, got: hash, wanted: order.model_hash });
+) -> Result<ModelFile, OrderError> {
+    let named = find_model(&order.model, folders.models()).map_err(OrderError::from);
+    let named = named.and_then(|path| {
+        let model = ModelFile::open(&path)?;
+        let got = model_hash(model.parts(), &folders.model_hashes(), observer)?;
+        let wanted = order.model_hash;
+        if got == wanted { Ok(model) } else { Err(OrderError::OtherModel { path, got, wanted }) }
+    });
+    match (named, remembered(order.model_hash, &folders.model_hashes())) {
+        (Err(OrderError::NoModel(_) | OrderError::OtherModel { .. }), Some(path)) => {
+            Ok(ModelFile::open(&path)?)
+        }
+        (named, _) => named,
     }
+}
+
+fn cut(
+    order: &StageOrder,
+    model: &ModelFile,
+    pantry: &Pantry,
+    observer: &mut Observer<'_>,
+) -> Result<PreparedOrder, OrderError> {
+    check_blocks(order, model.shape())?;
     let uncertified = if order.allow_uncertified { Uncertified::Allow } else { Uncertified::Refuse };
     let options = CutOptions { uncertified };
-    let in_place = runs_in_place(&model, order.n_stages as usize);
+    let in_place = runs_in_place(model, order.n_stages as usize);
     let plan = plan_slice(model.gguf(), order.layers, &options).map_err(SliceError::from)?;
-    let weights = if in_place { all_tensors(&model) } else { Bytes(plan.tensor_bytes()) };
+    let weights = if in_place { all_tensors(model) } else { Bytes(plan.tensor_bytes()) };
     let predicted = check_memory(order, model.shape(), weights)?;
     let ranges = if in_place { &[][..] } else { std::slice::from_ref(&order.layers) };
-    let request = CutRequest { model: &model, hash, ranges, options };
-    let files = SliceStore::new(folders.slices()).ensure(&request, observer)?;
+    let request = CutRequest { model, hash: order.model_hash, ranges, options };
+    let files = pantry.store.ensure(&request, observer)?;
     let slice = files.slices.first().map_or(model.path(), |file| file.path.as_path()).to_owned();
-    Ok(PreparedOrder { shape: model.shape().clone(), slice, embedding: files.embedding.path, predicted })
+    let pins = files.slices.iter().chain([&files.embedding]).map(|file| file.pin.clone()).collect();
+    let embedding = files.embedding.path;
+    Ok(PreparedOrder { shape: model.shape().clone(), slice, embedding, predicted, pins })
+}
+
+fn fetch(
+    order: &StageOrder,
+    supply: &Supply,
+    pantry: &Pantry,
+    stop: &CancellationToken,
+    observer: &mut Observer<'_>,
+) -> Result<PreparedOrder, OrderError> {
+    check_blocks(order, &supply.shape)?;
+    let predicted = check_memory(order, &supply.shape, supply.slice.tensor_bytes)?;
+    let mut files = vec![(SliceFile::Blocks(order.layers), supply.slice)];
+    if order.stage == 0 {
+        files.push((SliceFile::Embedding, supply.embedding));
+    }
+    let mut fetcher = Fetcher {
+        handle: Handle::current(),
+        identity: pantry.identity.now(),
+        pace: &pantry.pace,
+        model: order.model_hash,
+        sources: &supply.sources,
+        stop,
+    };
+    let request = FetchRequest { model: order.model_hash, files: &files, deliver: &mut fetcher };
+    let mut stored = pantry.store.fetch(request, observer)?.into_iter();
+    let mut pins = Vec::new();
+    let mut next = || {
+        let file = stored.next();
+        pins.extend(file.as_ref().map(|file| file.pin.clone()));
+        file.map_or_else(PathBuf::new, |file| file.path)
+    };
+    let (slice, embedding) = (next(), next());
+    Ok(PreparedOrder { shape: supply.shape.clone(), slice, embedding, predicted, pins })
 }
 
 /// What an emulated stage loads: nothing. Its worker enforces the emulated device's memory.
@@ -112,7 +206,8 @@ pub(super) fn emulate(order: &StageOrder, emulation: &Emulation) -> Result<Prepa
     let shape = emulation.model.shape()?;
     check_blocks(order, &shape)?;
     let none = PathBuf::new();
-    Ok(PreparedOrder { shape, slice: none.clone(), embedding: none, predicted: StageMemory::default() })
+    let (predicted, pins) = (StageMemory::default(), Vec::new());
+    Ok(PreparedOrder { shape, slice: none.clone(), embedding: none, predicted, pins })
 }
 
 fn check_blocks(order: &StageOrder, model: &ModelShape) -> Result<(), OrderError> {
@@ -145,12 +240,19 @@ mod tests {
     use std::ops::ControlFlow;
 
     use cluster::LayerRange;
+    use protocol::tls::ClusterCa;
 
     use super::*;
     use crate::test_model;
 
+    fn pantry(folders: Folders) -> Pantry {
+        let store = SliceStore::new(folders.slices());
+        let identity = ClusterCa::new().unwrap().issue("node").unwrap().into();
+        Pantry { folders, store, identity, pace: Pace::new(None) }
+    }
+
     /// A folder of models with the test model in it, and an order of its second half.
-    fn fixture() -> (tempfile::TempDir, Folders, StageOrder) {
+    fn fixture() -> (tempfile::TempDir, Pantry, StageOrder) {
         let folder = tempfile::tempdir().unwrap();
         let path = test_model::write(folder.path());
         let cache = folder.path().join("cache");
@@ -174,54 +276,62 @@ mod tests {
             step_deadline_secs: 120,
             allow_uncertified: false,
             ignore_memory: false,
+            supply: None,
         };
-        (folder, folders, order)
+        (folder, pantry(folders), order)
     }
 
     fn go_on(_: crate::Progress) -> ControlFlow<()> {
         ControlFlow::Continue(())
     }
 
-    fn refusal(order: &StageOrder, folders: &Folders) -> String {
-        prepare(order, folders, &mut go_on).unwrap_err().to_string()
+    fn run(order: &StageOrder, pantry: &Pantry) -> Result<PreparedOrder, OrderError> {
+        prepare(order, pantry, &CancellationToken::new(), &mut go_on)
+    }
+
+    fn refusal(order: &StageOrder, pantry: &Pantry) -> String {
+        run(order, pantry).unwrap_err().to_string()
     }
 
     #[test]
     fn an_ordered_stage_is_cut_from_the_nodes_own_copy() {
-        let (_folder, folders, order) = fixture();
-        let prepared = prepare(&order, &folders, &mut go_on).unwrap();
+        let (_folder, pantry, order) = fixture();
+        let prepared = run(&order, &pantry).unwrap();
         assert!(prepared.slice.is_file() && prepared.embedding.is_file());
-        assert!(prepared.slice.starts_with(folders.slices()));
+        assert!(prepared.slice.starts_with(pantry.folders.slices()));
         assert!(prepared.predicted.total() > Bytes::ZERO);
         let whole = LayerRange::new(0, test_model::N_LAYER).unwrap();
         let alone = StageOrder { stage: 0, n_stages: 1, layers: whole, ..order };
-        assert_eq!(prepare(&alone, &folders, &mut go_on).unwrap().slice, folders.models().join("tiny.gguf"));
+        assert_eq!(run(&alone, &pantry).unwrap().slice, pantry.folders.models().join("tiny.gguf"));
     }
 
     #[test]
     fn a_node_without_the_model_or_with_another_of_that_name_says_so() {
-        let (_folder, folders, order) = fixture();
-        let missing = refusal(&StageOrder { model: "large".into(), ..order.clone() }, &folders);
-        assert!(missing.contains("no copy of the model") && missing.contains("tiny.gguf"), "{missing}");
-        let other = refusal(&StageOrder { model_hash: ModelHash([1; 32]), ..order.clone() }, &folders);
+        let (_folder, pantry, order) = fixture();
+        let unknown = StageOrder { model_hash: ModelHash([1; 32]), ..order.clone() };
+        let other = refusal(&unknown, &pantry);
         assert!(other.contains("tiny.gguf is another model") && other.contains("0101"), "{other}");
-        for outside in ["../tiny", "/etc/passwd", "cache/../tiny"] {
-            let refused = refusal(&StageOrder { model: outside.into(), ..order.clone() }, &folders);
+        for name in ["large", "../tiny", "/etc/passwd", "cache/../tiny"] {
+            let refused = refusal(&StageOrder { model: name.into(), ..unknown.clone() }, &pantry);
             assert!(refused.contains("no copy of the model"), "{refused}");
         }
+        assert!(refusal(&StageOrder { model: "large".into(), ..unknown }, &pantry).contains("tiny.gguf"));
+        // The same model under another name is a copy of it.
+        let renamed = StageOrder { model: "large".into(), ..order };
+        assert!(run(&renamed, &pantry).unwrap().slice.is_file());
     }
 
     #[test]
     fn blocks_and_memory_that_are_not_there_are_refused_with_numbers() {
-        let (_folder, folders, order) = fixture();
+        let (_folder, pantry, order) = fixture();
         let layers = LayerRange::new(2, 99).unwrap();
-        let blocks = refusal(&StageOrder { layers, ..order.clone() }, &folders);
+        let blocks = refusal(&StageOrder { layers, ..order.clone() }, &pantry);
         assert!(blocks.contains("2..99"), "{blocks}");
-        let gpu = refusal(&StageOrder { gpu_layers: 9, ..order.clone() }, &folders);
+        let gpu = refusal(&StageOrder { gpu_layers: 9, ..order.clone() }, &pantry);
         assert!(gpu.contains("9 of them"), "{gpu}");
         let huge = StageOrder { slots: 256, n_ctx: 1 << 30, ..order };
-        let memory = refusal(&huge, &folders);
+        let memory = refusal(&huge, &pantry);
         assert!(memory.contains("does not fit"), "{memory}");
-        assert!(prepare(&StageOrder { ignore_memory: true, ..huge }, &folders, &mut go_on).is_ok());
+        assert!(run(&StageOrder { ignore_memory: true, ..huge }, &pantry).is_ok());
     }
 }

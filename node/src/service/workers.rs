@@ -24,12 +24,14 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 use tonic::{Status, Streaming};
 
-use super::prepare::{PreparedOrder, emulate, prepare};
+use super::prepare::{Pantry, PreparedOrder, emulate, prepare};
 use crate::agent::order::{OnHost, worker_config};
 use crate::agent::process::WorkerProcess;
 use crate::agent::{STOP_GRACE, WorkerCommand};
+use crate::delivery::{Pace, SliceLimits};
 use crate::folders::Folders;
 use crate::progress::{Progress, Work};
+use crate::slices::SliceStore;
 use crate::turns::{TurnsError, TurnsFile};
 
 /// Workers at once. A host runs a few; many more is a defect somewhere.
@@ -54,7 +56,7 @@ pub(super) struct WorkerHost {
 
 struct Inner {
     command: WorkerCommand,
-    folders: Folders,
+    pantry: Pantry,
     /// Where workers listen: wherever the node does.
     bind: IpAddr,
     identity: LiveIdentity,
@@ -78,6 +80,8 @@ pub(super) struct WorkerHostConfig {
     pub(super) command: WorkerCommand,
     /// Where the models are.
     pub(super) folders: Folders,
+    /// For parts of them that it gets from others.
+    pub(super) limits: SliceLimits,
     /// Where the node listens.
     pub(super) bind: IpAddr,
     /// The node's.
@@ -103,10 +107,12 @@ impl Stream for NewsStream {
 impl WorkerHost {
     /// Runs none yet.
     pub(super) fn new(config: WorkerHostConfig) -> Result<Self, TurnsError> {
-        let WorkerHostConfig { command, folders, bind, identity, emulation } = config;
+        let WorkerHostConfig { command, folders, limits, bind, identity, emulation } = config;
         let (turns, running) = (TurnsFile::new()?, Mutex::default());
+        let store = SliceStore::new(folders.slices()).limited(limits.cache);
+        let pantry = Pantry { folders, store, identity: identity.clone(), pace: Pace::new(limits.rate) };
         Ok(Self {
-            inner: Arc::new(Inner { command, folders, bind, identity, emulation, turns, running }),
+            inner: Arc::new(Inner { command, pantry, bind, identity, emulation, turns, running }),
             places: Arc::new(Semaphore::new(MOST_WORKERS)),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
@@ -169,8 +175,10 @@ impl Run {
     /// Prepares, starts and watches. How the worker ended.
     async fn work(&self, orders: Streaming<v1::WorkerOrder>) -> Result<String, Status> {
         let stage = self.order.stage;
-        let prepared = self.prepare().await?;
+        let mut prepared = self.prepare().await?;
         let predicted = prepared.predicted;
+        // For as long as the worker may load them.
+        let _pins = std::mem::take(&mut prepared.pins);
         let config = self.config(prepared);
         let threads = config.threads;
         let started = tokio::select! {
@@ -233,7 +241,7 @@ impl Run {
             if let Some(emulation) = &host.emulation {
                 return emulate(&order, emulation);
             }
-            prepare(&order, &host.folders, &mut |progress| {
+            prepare(&order, &host.pantry, &wanted.clone(), &mut |progress| {
                 teller.tell(&progress);
                 if wanted.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             })

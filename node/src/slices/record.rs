@@ -1,11 +1,12 @@
 //! The record beside each slice: what it was cut from and what its bytes must be.
 
 use std::fs::File;
-use std::io::{self, BufReader, Read, Write};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use cluster::ModelHash;
-use gguf::cut::OutputPlan;
+use protocol::slices::SliceForm;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -13,15 +14,16 @@ use super::write::partial_file;
 use crate::model_hash::modified_ns;
 
 /// Raised whenever the cutter writes other tensor data for the same model and layers, so that slices of an earlier
-/// version are cut again. Another header needs no new number: it is compared.
-const CUTTER: u32 = 1;
+/// version are cut again. Another header needs no new number: its checksum is compared.
+pub(crate) const CUTTER: u32 = 1;
 
 /// What a slice must be.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Record {
+pub(crate) struct Record {
     cutter: u32,
     model: String,
     bytes: u64,
+    header_sha256: String,
 }
 
 /// A record as it is stored: with what was learnt by writing the file.
@@ -35,8 +37,9 @@ struct Stored {
 }
 
 impl Record {
-    pub(super) fn new(model: ModelHash, bytes: u64) -> Self {
-        Self { cutter: CUTTER, model: model.to_string(), bytes }
+    pub(crate) fn new(model: ModelHash, form: &SliceForm) -> Self {
+        let header_sha256 = hex_of(form.header_sha256);
+        Self { cutter: CUTTER, model: model.to_string(), bytes: form.bytes.0, header_sha256 }
     }
 
     /// Stores the record of the complete file at `slice`, whose bytes have the given checksum.
@@ -57,54 +60,24 @@ pub(super) fn path_for(slice: &Path) -> PathBuf {
     slice.with_extension("json")
 }
 
-/// Whether the file at `slice` is complete, undamaged, and what `plan` would write.
-pub(super) fn is_intact(slice: &Path, plan: &OutputPlan, wanted: &Record) -> bool {
-    let (Ok(text), Ok(metadata)) = (std::fs::read(path_for(slice)), slice.metadata()) else {
-        return false;
-    };
-    let Ok(stored) = serde_json::from_slice::<Stored>(&text) else { return false };
-    if stored.record != *wanted || metadata.len() != wanted.bytes || !has_header_of(slice, plan) {
-        return false;
+/// The checksum of the file at `slice`, if it is complete, undamaged, and what it must be.
+pub(super) fn intact(slice: &Path, wanted: &Record) -> Option<String> {
+    let (text, metadata) = (std::fs::read(path_for(slice)).ok()?, slice.metadata().ok()?);
+    let stored: Stored = serde_json::from_slice(&text).ok()?;
+    if stored.record != *wanted || metadata.len() != wanted.bytes {
+        return None;
     }
     // Someone touched the file, if only to copy it: look at all of it, and spare the next start the work.
     let untouched = stored.modified_ns == modified_ns(&metadata);
-    untouched
+    let is_right = untouched
         || (checksum(slice).is_ok_and(|sum| sum == stored.sha256)
-            && wanted.store(slice, &stored.sha256).is_ok())
+            && wanted.store(slice, &stored.sha256).is_ok());
+    is_right.then_some(stored.sha256)
 }
 
-/// Whether the file begins as the cutter would write it now: another version of Shoal may have cut it otherwise.
-fn has_header_of(slice: &Path, plan: &OutputPlan) -> bool {
-    let Ok(file) = File::open(slice) else { return false };
-    // All that is not tensor data; of the padding, which lies among the tensors, somewhat more than the header.
-    let left = plan.len().saturating_sub(plan.tensor_bytes());
-    let mut comparison = Comparison { file: BufReader::new(file), left };
-    // It ends with an error in any case: at a difference, or at the end of the header.
-    let _ = plan.write_to(&mut comparison, &mut |_| {});
-    comparison.left == 0
-}
-
-/// Compares what is written with a file, as far as that is asked for.
-struct Comparison {
-    file: BufReader<File>,
-    left: u64,
-}
-
-impl Write for Comparison {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let n = usize::try_from(self.left).unwrap_or(usize::MAX).min(bytes.len());
-        let mut there = vec![0; n];
-        self.file.read_exact(&mut there)?;
-        if n == 0 || there != bytes[..n] {
-            return Err(io::Error::other("the comparison has ended"));
-        }
-        self.left -= n as u64;
-        Ok(n)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
+/// Notes that the slice is used now.
+pub(super) fn touch(slice: &Path) -> io::Result<()> {
+    File::options().append(true).open(path_for(slice))?.set_modified(SystemTime::now())
 }
 
 fn checksum(path: &Path) -> io::Result<String> {
@@ -121,5 +94,10 @@ fn checksum(path: &Path) -> io::Result<String> {
 
 /// The checksum as text.
 pub(super) fn hex(hasher: Sha256) -> String {
-    ModelHash(hasher.finalize().into()).to_string()
+    hex_of(hasher.finalize().into())
+}
+
+/// The same of one that is there.
+pub(super) fn hex_of(sha256: [u8; 32]) -> String {
+    ModelHash(sha256).to_string()
 }

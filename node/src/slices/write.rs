@@ -9,7 +9,7 @@ use gguf::cut::OutputPlan;
 use sha2::{Digest, Sha256};
 use tempfile::NamedTempFile;
 
-use super::SliceError;
+use super::error::SliceError;
 use super::record::{Record, hex};
 
 /// How the name of an unfinished file ends.
@@ -90,12 +90,12 @@ impl Write for Output<'_> {
 
 /// Makes new names in `folder` survive a loss of power.
 #[cfg(unix)]
-fn sync_folder(folder: &Path) -> io::Result<()> {
+pub(super) fn sync_folder(folder: &Path) -> io::Result<()> {
     std::fs::File::open(folder)?.sync_all()
 }
 
 /// Elsewhere a folder cannot be synced; the file system does as it does.
 #[cfg(not(unix))]
-fn sync_folder(_: &Path) -> io::Result<()> {
+pub(super) fn sync_folder(_: &Path) -> io::Result<()> {
     Ok(())
 }

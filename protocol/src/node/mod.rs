@@ -16,7 +16,7 @@ pub use description::{Build, DeviceFacts, DeviceKind, NodeFacts, VersionMismatch
 pub use measurement::{
     FrameTime, LinkMeasurement, LinkRequest, MAX_N_EMBD, PREFILL_ROWS, Receipt, probe_sizes,
 };
-pub use order::StageOrder;
+pub use order::{StageOrder, Supply};
 pub use worker_news::WorkerNews;
 
 use crate::v1;

@@ -1,11 +1,19 @@
 //! An order to run a stage on a node.
 
-use cluster::{LayerRange, ModelHash};
+use cluster::{LayerRange, ModelHash, ModelShape};
 
-use super::{BadMessage, check_text};
+use super::{BadMessage, Peer, check_text, limit};
+use crate::plan_files::{ModelShapeFile, PlannerFile};
+use crate::slices::SliceForm;
 use crate::v1;
 
 const WHAT: &str = "a stage's order";
+
+/// Longest description of a model: some hundred bytes for each block.
+const LONGEST_SHAPE: usize = 200 << 10;
+
+/// Places in which the parts of a model may be: all nodes of a cluster, and the orchestrator.
+const MOST_SOURCES: usize = 65;
 
 /// A stage to be run: what its host adds makes it a [`WorkerConfig`](crate::worker::WorkerConfig), whose own check
 /// bounds the numbers.
@@ -45,6 +53,47 @@ pub struct StageOrder {
     pub allow_uncertified: bool,
     /// Start even if it seems not to fit.
     pub ignore_memory: bool,
+    /// For a node that has no copy of the model.
+    pub supply: Option<Supply>,
+}
+
+/// How a node gets its part of a model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Supply {
+    /// What the model is.
+    pub shape: ModelShape,
+    /// The file that holds the blocks.
+    pub slice: SliceForm,
+    /// The first stage's second one.
+    pub embedding: SliceForm,
+    /// Who may have them, the likeliest first; the last is whoever gives the order.
+    pub sources: Vec<Peer>,
+}
+
+impl Supply {
+    fn check(supply: v1::Supply) -> Result<Self, BadMessage> {
+        let v1::Supply { model_shape, slice, embedding, sources } = supply;
+        limit(WHAT, "bytes about its model", model_shape.len(), LONGEST_SHAPE)?;
+        let shape = ModelShapeFile::from_json(&model_shape).and_then(|file| file.shape());
+        let shape = shape.map_err(|error| BadMessage::Other { what: WHAT, reason: error.to_string() })?;
+        if sources.is_empty() {
+            return Err(BadMessage::Missing { what: WHAT, field: "sources" });
+        }
+        limit(WHAT, "sources", sources.len(), MOST_SOURCES)?;
+        let sources = sources.into_iter().map(|peer| Peer::check(Some(peer))).collect::<Result<_, _>>()?;
+        Ok(Self { shape, slice: SliceForm::check(slice)?, embedding: SliceForm::check(embedding)?, sources })
+    }
+}
+
+impl From<Supply> for v1::Supply {
+    fn from(supply: Supply) -> Self {
+        let Supply { shape, slice, embedding, sources } = supply;
+        // Numbers, names and lists of them: there is nothing that could not be written.
+        let model_shape =
+            serde_json::to_string(&ModelShapeFile::new(String::new(), &shape)).unwrap_or_default();
+        let sources = sources.into_iter().map(Into::into).collect();
+        Self { model_shape, slice: Some(slice.into()), embedding: Some(embedding.into()), sources }
+    }
 }
 
 impl StageOrder {
@@ -62,6 +111,7 @@ impl StageOrder {
             return Err(BadMessage::Missing { what: WHAT, field: "its model" });
         }
         Ok(Self {
+            supply: order.supply.map(Supply::check).transpose()?,
             model: check_text(WHAT, order.model)?,
             model_hash: ModelHash(hash),
             stage: order.stage,
@@ -104,19 +154,38 @@ impl From<StageOrder> for v1::StageOrder {
             step_deadline_secs: order.step_deadline_secs,
             allow_uncertified: order.allow_uncertified,
             ignore_memory: order.ignore_memory,
+            supply: order.supply.map(Into::into),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use cluster::{Bytes, NodeId};
     use proptest::prelude::*;
     use prost::Message;
 
     use super::*;
+    use crate::node::Address;
+
+    const SHAPE: &str = r#"{ "model": "", "architecture": "llama", "n_embd": 64, "head_bytes": 9,
+        "blocks": [{ "count": 30, "kind": { "attention": { "type": "full" }, "feed_forward": "dense" },
+                     "weight_bytes": 90, "kv_elements_per_token": 8 }] }"#;
+
+    fn form(byte: u8) -> SliceForm {
+        SliceForm { bytes: Bytes(100), tensor_bytes: Bytes(90), header_sha256: [byte; 32] }
+    }
 
     fn order() -> StageOrder {
+        let addresses = vec![Address::parse("10.0.0.1:8470").unwrap()];
+        let supply = Supply {
+            shape: ModelShapeFile::from_json(SHAPE).unwrap().shape().unwrap(),
+            slice: form(1),
+            embedding: form(2),
+            sources: vec![Peer { name: NodeId("a".into()), instance: "x".into(), addresses }],
+        };
         StageOrder {
+            supply: Some(supply),
             model: "SmolLM2".into(),
             model_hash: ModelHash([7; 32]),
             stage: 1,
@@ -140,7 +209,7 @@ mod tests {
     #[test]
     fn an_order_survives_the_wire() {
         assert_eq!(StageOrder::check(order().into()).unwrap(), order());
-        let threads = StageOrder { threads: Some(3), ..order() };
+        let threads = StageOrder { threads: Some(3), supply: None, ..order() };
         assert_eq!(StageOrder::check(threads.clone().into()).unwrap(), threads);
     }
 
@@ -155,6 +224,17 @@ mod tests {
         assert!(broken(|o| o.end_block = 15).contains("15"));
         assert!(broken(|o| o.stage = 2).contains("stage 2"));
         assert!(broken(|o| o.model.clear()).contains("lacks its model"));
+        let broken = |change: fn(&mut v1::Supply)| {
+            let mut wire = v1::StageOrder::from(order());
+            change(wire.supply.as_mut().unwrap());
+            StageOrder::check(wire).unwrap_err().to_string()
+        };
+        assert!(broken(|s| s.model_shape.clear()).contains("model description"));
+        assert!(broken(|s| s.model_shape = " ".repeat(300 << 10)).contains("307200"));
+        assert!(broken(|s| s.slice = None).contains("its file"));
+        assert!(broken(|s| s.sources.clear()).contains("lacks sources"));
+        assert!(broken(|s| s.sources[0].addresses.clear()).contains("lacks addresses"));
+        assert!(broken(|s| s.sources = vec![s.sources[0].clone(); 66]).contains("66 sources"));
     }
 
     proptest! {

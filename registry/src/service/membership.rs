@@ -2,12 +2,13 @@
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use protocol::certify::CheckedRequest;
 use protocol::fingerprint::Fingerprint;
 use protocol::membership::Admission;
 use protocol::node::NodeFacts;
+use protocol::throttle::Throttle;
 use protocol::v1;
 use protocol::v1::node_word::Word;
 use tokio::sync::mpsc;
@@ -17,7 +18,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::Desk;
 use super::attend::Attending;
-use super::refusal::internal;
+use super::refusal::{caller, internal};
 use crate::error::RegistryError;
 use crate::event::EventKind;
 use crate::member::{MemberState, NodeRecord};
@@ -29,9 +30,13 @@ const FIRST_WORD_DEADLINE: Duration = Duration::from_secs(5);
 /// Words to a node that it has not taken yet; there are few.
 const QUEUE: usize = 8;
 
+/// Log lines about callers who are no members: one per this long.
+const LOG_PERIOD: Duration = Duration::from_secs(1);
+
 /// For members.
 pub(super) struct MembershipService {
     desk: Desk,
+    refused: Throttle,
 }
 
 /// Words to a node. Dropping it ends the node's presence.
@@ -50,11 +55,22 @@ impl Stream for ClusterWords {
 
 impl MembershipService {
     pub(super) fn new(desk: Desk) -> Self {
-        Self { desk }
+        Self { desk, refused: Throttle::new(LOG_PERIOD) }
     }
 
     /// Whose certificate the connection showed. Every call begins with this.
     async fn member<T>(&self, request: &Request<T>) -> Result<NodeRecord, Status> {
+        let member = self.find_member(request).await;
+        if let Err(status) = &member
+            && let Some(held) = self.refused.pass(Instant::now())
+        {
+            let (host, reason) = (caller(request).ip(), status.message());
+            tracing::warn!(%host, reason, held, "refused a call that is for members of the cluster");
+        }
+        member
+    }
+
+    async fn find_member<T>(&self, request: &Request<T>) -> Result<NodeRecord, Status> {
         let certificates = request.peer_certs().unwrap_or_default();
         let Some(certificate) = certificates.first() else {
             return Err(Status::unauthenticated(

@@ -2,6 +2,7 @@
 
 pub(crate) mod admin;
 pub(crate) mod bench;
+pub(crate) mod doctor;
 pub(crate) mod identity;
 pub(crate) mod links;
 mod model;
@@ -35,6 +36,7 @@ pub(crate) fn run(command: Command, globals: &Globals) -> Result<()> {
         Command::StageWorker => stage_worker::run(),
         Command::ProfileWorker => profile_worker::run(),
         Command::Node(args) => node::run(*args, globals),
+        Command::Doctor(args) => doctor::run(&args, globals),
         Command::Status(args) => status::run(&args, globals),
         Command::Token(command) => token::run(command, globals),
         Command::Links(args) => links::run(args),

@@ -46,13 +46,13 @@ pub(crate) struct StatusArgs {
 
 /// What is shown.
 #[derive(Debug, Serialize)]
-struct Status {
-    server: String,
+pub(crate) struct Status {
+    pub(crate) server: String,
     /// What `/ready` says.
-    ready: Value,
+    pub(crate) ready: Value,
     /// What the admin API says; nothing where there is no cluster.
     #[serde(skip_serializing_if = "Option::is_none")]
-    nodes: Option<Vec<Value>>,
+    pub(crate) nodes: Option<Vec<Value>>,
     /// Likewise.
     #[serde(skip_serializing_if = "Option::is_none")]
     replicas: Option<Vec<Value>>,
@@ -153,7 +153,8 @@ pub(crate) fn run(args: &StatusArgs, globals: &Globals) -> Result<()> {
     })
 }
 
-async fn look(admin: &Admin) -> Result<Status> {
+/// What an orchestrator says.
+pub(crate) async fn look(admin: &Admin) -> Result<Status> {
     let ready = admin.open_get("/ready").await?;
     let (nodes, replicas) = (list(admin, "nodes").await?, list(admin, "replicas").await?);
     let deployment = if nodes.is_some() { admin.get("/admin/v1/deployment").await? } else { None };

@@ -7,7 +7,7 @@ use reqwest::StatusCode;
 use serde_json::Value;
 use tests::cluster::Cluster;
 use tests::node::{Node, Trust, links};
-use tests::process::{eventually, shoal_binary, signal};
+use tests::process::{eventually, listening_ports, shoal_binary, signal};
 use tests::server::{READY_DEADLINE, Server};
 
 const MODEL: &str = "glassllm";
@@ -170,7 +170,7 @@ async fn a_client_without_a_certificate_gets_nowhere_on_any_internal_port() {
     );
 
     // A node and a worker do not get past the handshake with who shows nothing, nor with who is of another cluster.
-    let workers = listening_ports(&server.workers());
+    let workers = listening_ports(&server.workers()).unwrap();
     assert_eq!(workers.len(), 1, "the model has one stage here");
     let other = Trust::found().unwrap();
     let stranger = other.issue("x").unwrap();
@@ -192,15 +192,6 @@ async fn a_client_without_a_certificate_gets_nowhere_on_any_internal_port() {
     assert_eq!(server.ready().await.unwrap().0, StatusCode::OK);
     cluster.until(&server, "desk", |node| node["present"]["address"].is_string()).await.unwrap();
     assert_eq!(cluster.json(&["node", "list"]).unwrap().as_array().unwrap().len(), 1);
-}
-
-/// The TCP ports at which processes listen.
-fn listening_ports(pids: &[u32]) -> Vec<u16> {
-    let output = std::process::Command::new("ss").args(["-tlnpH"]).output().unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
-    let of_ours = |line: &&str| pids.iter().any(|pid| line.contains(&format!("pid={pid},")));
-    let port = |line: &str| line.split_whitespace().nth(3)?.rsplit(':').next()?.parse().ok();
-    text.lines().filter(of_ours).filter_map(port).collect()
 }
 
 #[tokio::test]
@@ -251,6 +242,54 @@ async fn a_node_that_was_off_for_longer_than_its_certificate_was_good_comes_back
     cluster.until(&server, "desk", |node| node["state"] == "left").await.unwrap();
     let mut node = Node::launch(cluster.node_command("desk").unwrap()).unwrap();
     assert!(!node.wait_exit(SOON).await.unwrap().success(), "it came back by itself");
+}
+
+#[tokio::test]
+async fn a_node_leaves_by_itself_and_is_a_stranger_then_whether_it_runs_or_not() {
+    let cluster = Cluster::new().unwrap();
+    let mut server = cluster.serve(MODEL, &SMALL).await.unwrap();
+    let leave = |name: &str, args: &[&str]| {
+        let mut command = std::process::Command::new(shoal_binary().unwrap());
+        command.arg("--state").arg(cluster.node_state(name)).args(["node", "leave"]).args(args);
+        let output = command.output().unwrap();
+        (output.status.success(), String::from_utf8(output.stderr).unwrap())
+    };
+    let states = || {
+        let nodes = cluster.json(&["node", "list"]).unwrap();
+        let state = |node: &Value| (node["id"].to_string(), node["state"].as_str().unwrap().to_owned());
+        nodes.as_array().unwrap().iter().map(state).collect::<Vec<_>>()
+    };
+    // While it runs: it ends.
+    let mut desk = cluster.join("desk").await.unwrap();
+    let (done, said) = leave("desk", &[]);
+    assert!(done && said.contains("desk left the cluster"), "{said}");
+    assert!(!desk.wait_exit(SOON).await.unwrap().success());
+    assert_eq!(states()[0].1, "left");
+    let (done, said) = leave("desk", &[]);
+    assert!(!done && said.contains("is no member of a cluster"), "{said}");
+    let events = cluster.admin(&server, "/admin/v1/events").await.unwrap();
+    assert_eq!(event_kinds(&events).iter().filter(|kind| **kind == "node_left").count(), 1);
+
+    // With a token it comes back, as another node.
+    let mut desk = cluster.join("desk").await.unwrap();
+    let after = states();
+    assert!(after.len() == 2 && after[0].0 != after[1].0, "{after:?}");
+    // While it does not run, and although it was removed already.
+    assert!(desk.interrupt(SOON).await.unwrap().success());
+    cluster.run(&["node", "remove", "desk"]).unwrap();
+    let (done, said) = leave("desk", &[]);
+    assert!(done && said.contains("had no place for this host any more"), "{said}");
+
+    // Without the orchestrator only if it must be.
+    let mut mac = cluster.join("mac").await.unwrap();
+    assert!(mac.interrupt(SOON).await.unwrap().success());
+    assert!(server.interrupt(SOON).await.unwrap().success());
+    let (done, said) = leave("mac", &[]);
+    assert!(!done && said.contains("cannot be reached") && said.contains("--forget"), "{said}");
+    assert!(cluster.node_state("mac").join("node/member.json").exists());
+    let (done, said) = leave("mac", &["--forget"]);
+    assert!(done && said.contains("is not told"), "{said}");
+    assert!(!cluster.node_state("mac").join("node/member.json").exists());
 }
 
 #[tokio::test]

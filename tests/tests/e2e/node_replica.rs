@@ -167,11 +167,6 @@ async fn node_at(address: &str, identity: &Path) -> Node {
 #[tokio::test]
 async fn nodes_that_cannot_serve_say_why() {
     let pair = Pair::start().await;
-    let empty = pair.trust.folder().join("no-models");
-    std::fs::create_dir(&empty).unwrap();
-    let bare =
-        Node::start(&pair.trust.issue("bare").unwrap(), &["--models-dir", empty.to_str().unwrap()]).await;
-    let bare = bare.unwrap();
     let identity = pair.trust.folder().join("me.json");
     let refused = async |args: &[&str]| {
         let args = [&["--identity", identity.to_str().unwrap()], args].concat();
@@ -179,9 +174,6 @@ async fn nodes_that_cannot_serve_say_why() {
         let status = server.wait_exit(READY_DEADLINE).await.unwrap();
         (status.code().unwrap(), server.log())
     };
-    let nodes = format!("{},{}", pair.a.address(), bare.address());
-    let (code, log) = refused(&["--node", &nodes]).await;
-    assert!(code == 1 && log.contains("stage 1") && log.contains("no copy of the model"), "{log}");
     let (code, log) = refused(&["--node", &pair.a.address(), "--cuts", "10,20"]).await;
     assert!(code == 2 && log.contains("3 stages"), "{log}");
     let (code, log) = refused(&["--node", "127.0.0.1:1"]).await;

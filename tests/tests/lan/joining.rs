@@ -1,6 +1,6 @@
 //! Hosts of a Lan that join without being told where: by mDNS over the bridge, and by what their several interfaces say.
 
-use std::process::Command;
+use std::process::{Command, Output};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -13,14 +13,14 @@ use tests::server::Server;
 const SOON: Duration = Duration::from_secs(40);
 
 /// An orchestrator on a host, and what its commands need.
-struct Orchestrator<'a> {
+pub(crate) struct Orchestrator<'a> {
     host: &'a Host,
-    server: Server,
+    pub(crate) server: Server,
     state: TempDir,
 }
 
 impl<'a> Orchestrator<'a> {
-    fn start(host: &'a Host, args: &[&str]) -> Self {
+    pub(crate) fn start(host: &'a Host, args: &[&str]) -> Self {
         let state = TempDir::new().unwrap();
         let folder = state.path().to_str().unwrap();
         let common = [
@@ -41,14 +41,19 @@ impl<'a> Orchestrator<'a> {
         Self { host, server, state }
     }
 
-    fn run(&self, args: &[&str]) -> Vec<u8> {
+    /// A command of its, whatever comes of it.
+    pub(crate) fn try_run(&self, args: &[&str]) -> Output {
         let mut command = self.host.command(shoal_binary().unwrap());
-        let output = command.arg("--state").arg(self.state.path()).args(args).output().unwrap();
+        command.arg("--state").arg(self.state.path()).args(args).output().unwrap()
+    }
+
+    fn run(&self, args: &[&str]) -> Vec<u8> {
+        let output = self.try_run(args);
         assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
         output.stdout
     }
 
-    async fn until(&self, name: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+    pub(crate) async fn until(&self, name: &str, wanted: impl Fn(&Value) -> bool) -> Value {
         let what = format!("node {name} to be as wanted");
         let node = eventually(&what, SOON, async || {
             let mut command = self.host.command(shoal_binary().unwrap());
@@ -65,7 +70,7 @@ impl<'a> Orchestrator<'a> {
     }
 }
 
-fn node_on(host: &Host, state: &TempDir, args: &[&str]) -> Node {
+pub(crate) fn node_on(host: &Host, state: &TempDir, args: &[&str]) -> Node {
     let mut command: Command = host.command(shoal_binary().unwrap());
     command.arg("--state").arg(state.path()).args(["node", "--name", host.name()]).args(args);
     Node::launch(command).unwrap()

@@ -4,12 +4,14 @@
 #![allow(clippy::expect_used, clippy::panic, clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used)] // helpers of tests are tests
 
 mod cuts;
+mod doctor;
 mod hand_off;
 mod hosts;
 mod joining;
 mod leftovers;
 mod limits;
 mod links;
+mod slices;
 mod surveys;
 mod traffic;
 mod watched;

@@ -1,6 +1,7 @@
 //! `shoal node`: this host as a part of a cluster, and on the orchestrator's host, which nodes are.
 
 mod devices;
+mod leave;
 mod manage;
 mod membership;
 mod run;
@@ -30,6 +31,8 @@ enum NodeCommand {
     List(manage::ListArgs),
     /// On the orchestrator's host: let in a host that asks.
     Approve(manage::ApproveArgs),
+    /// Let this host be a part of its cluster no more.
+    Leave(leave::LeaveArgs),
     /// On the orchestrator's host: let a node be a member no more, or turn away a host that asks.
     Remove(manage::RemoveArgs),
 }
@@ -41,6 +44,7 @@ pub(crate) fn run(args: NodeArgs, globals: &Globals) -> Result<()> {
         Some(NodeCommand::Run(args)) => run::run(*args, globals),
         Some(NodeCommand::List(args)) => manage::list(&args, globals),
         Some(NodeCommand::Approve(args)) => manage::approve(&args, globals),
+        Some(NodeCommand::Leave(args)) => leave::run(&args, globals),
         Some(NodeCommand::Remove(args)) => manage::remove(&args, globals),
     }
 }

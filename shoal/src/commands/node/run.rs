@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
 use clap::Args;
-use cluster::NodeId;
+use cluster::{Bytes, BytesPerSecond, NodeId};
 use node::membership::{Attendance, AttendanceNews};
-use node::{NodeConfig, RunningNode};
+use node::{NodeConfig, RunningNode, SliceLimits};
 use protocol::certify::LiveIdentity;
 use protocol::emulation::{DeviceFile, Emulation};
 use protocol::node::{Address, check_name};
@@ -23,6 +23,7 @@ use crate::commands::nodes::{NODE_PORT, build, node_address, read_identity};
 use crate::interrupt::{exit_at_second_request, stop_asked};
 use crate::output;
 use crate::programs::this_program;
+use crate::sizes::{parse_bytes, parse_rate};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -32,6 +33,7 @@ Examples:
   shoal node --bind 10.0.0.5:9000                          on one address instead of all, and at another port than 8470
   shoal node --advertise desk.lan                          reached by others under this name
   shoal node --identity desk.json                          in a cluster made by hand, with `shoal identity`
+  shoal node --slice-cache 50GB --slice-rate 50MB/s        needs no copy of a model: it gets its part, within these limits
   shoal node --emulate device.json                         takes the time that the profiled device would
   shoal node list                                          on the orchestrator's host: who is there
 
@@ -62,6 +64,14 @@ pub(crate) struct RunArgs {
     /// The node's name, unique in the cluster [default: the identity's, or the host's].
     #[arg(long, env = "SHOAL_NODE_NAME", value_name = "NAME", value_parser = name)]
     name: Option<NodeId>,
+    /// Disk space that slices of models may take, such as 50GB; those that are not used longest go first [default: what is
+    /// free. When the disk is full, too, unused ones go].
+    #[arg(long, env = "SHOAL_SLICE_CACHE", value_name = "BYTES", value_parser = parse_bytes)]
+    slice_cache: Option<Bytes>,
+    /// Bytes per second of slices that this node receives at most, and that it gives to others, such as 50MB/s [default: as
+    /// fast as it goes].
+    #[arg(long, env = "SHOAL_SLICE_RATE", value_name = "RATE", value_parser = parse_rate)]
+    slice_rate: Option<BytesPerSecond>,
     /// Stand for the device in this file instead of computing: a profile, the device's memory and the model's shape.
     #[arg(long, env = "SHOAL_EMULATE", value_name = "FILE")]
     emulate: Option<PathBuf>,
@@ -132,6 +142,7 @@ async fn serve(args: RunArgs, globals: &Globals) -> Result<()> {
         workers: this_program(globals, "stage-worker")?,
         profile: this_program(globals, "profile")?,
         folders: model::folders(globals)?,
+        limits: SliceLimits { cache: args.slice_cache, rate: args.slice_rate },
         emulation,
     });
     let node = node.await.context("starting the node")?;

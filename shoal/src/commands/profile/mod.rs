@@ -23,6 +23,7 @@ use crate::interrupt::Interrupt;
 use crate::output;
 use crate::programs::this_program;
 use crate::progress::ProgressView;
+use crate::sizes::parse_bytes;
 
 /// Share of a model's weights that the slices may have: what more of them would tell is little.
 const SLICES_SHARE: f64 = 0.15;
@@ -245,42 +246,7 @@ impl View {
     }
 }
 
-fn parse_bytes(text: &str) -> Result<Bytes, String> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let number: f64 = digits.trim().parse().map_err(|_| format!("{text:?} is not a number of bytes"))?;
-    let unit = match text[digits.len()..].to_ascii_lowercase().as_str() {
-        "" | "b" => 1.0,
-        "k" | "kib" => 1024.0,
-        "m" | "mib" => 1024.0 * 1024.0,
-        "g" | "gib" => 1024.0 * 1024.0 * 1024.0,
-        "kb" => 1e3,
-        "mb" => 1e6,
-        "gb" => 1e9,
-        unit => return Err(format!("{unit:?} is not a unit: use KiB, MiB or GiB, or KB, MB or GB")),
-    };
-    if !number.is_finite() || number < 0.0 {
-        return Err(format!("{text:?} is not an amount of memory"));
-    }
-    Ok(Bytes((number * unit) as u64))
-}
-
 /// Whether a profile failed because it was asked for something that is not there.
 pub(crate) fn is_usage(error: &ProfileError) -> bool {
     matches!(error, ProfileError::NoSuchProcessor { .. })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn amounts_of_memory_have_units() {
-        assert_eq!(parse_bytes("2GiB"), Ok(Bytes(2 << 30)));
-        assert_eq!(parse_bytes("1.5 MiB"), Ok(Bytes(3 << 19)));
-        assert_eq!(parse_bytes("17"), Ok(Bytes(17)));
-        assert_eq!(parse_bytes("3MB"), Ok(Bytes(3_000_000)));
-        for bad in ["", "GiB", "-1", "2 bananas", "nan"] {
-            assert!(parse_bytes(bad).is_err(), "{bad}");
-        }
-    }
 }

@@ -1,6 +1,6 @@
 //! The orchestrator's part of `shoal serve`: the port at which nodes join, over the state of the cluster.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -21,8 +21,8 @@ use crate::commands::state;
     group = ArgGroup::new("in_cluster").args(["cluster", "cluster_listen"]).multiple(true)
 )]
 pub(super) struct ClusterArgs {
-    /// Run the stages on nodes that joined, one on each, with copies of the model in their models folders. Until so many
-    /// are there, it waits for them.
+    /// Run the stages on nodes that joined, one on each. Until so many are there, it waits for them. Those that have no copy
+    /// of the model get their parts of it from nodes that have them, or from this host.
     #[arg(long, env = "SHOAL_CLUSTER", conflicts_with_all = ["on_nodes", "identity"])]
     cluster: bool,
     /// Address at which nodes join and attend, such as 0.0.0.0:8471 [default: with --cluster that, else none joins].
@@ -86,10 +86,27 @@ impl ClusterArgs {
         self.cluster
     }
 
+    /// Addresses at which nodes reach this host, if they were given.
+    pub(super) fn advertised(&self) -> &[Address] {
+        &self.cluster_advertise
+    }
+
+    /// The host's address at which nodes join, if they may.
+    pub(super) async fn listen_host(&self) -> Result<Option<IpAddr>> {
+        match self.listen() {
+            Some(listen) => Ok(Some(resolve(&listen).await?.ip())),
+            None => Ok(None),
+        }
+    }
+
+    fn listen(&self) -> Option<String> {
+        let everywhere = || self.cluster.then(|| format!("0.0.0.0:{CLUSTER_PORT}"));
+        self.cluster_listen.clone().or_else(everywhere)
+    }
+
     /// Opens the state and the port, if nodes are to join.
     pub(super) async fn open(&self, globals: &Globals) -> Result<Option<OwnCluster>> {
-        let everywhere = || self.cluster.then(|| format!("0.0.0.0:{CLUSTER_PORT}"));
-        let Some(listen) = self.cluster_listen.clone().or_else(everywhere) else { return Ok(None) };
+        let Some(listen) = self.listen() else { return Ok(None) };
         let folder = state::folder(globals)?.cluster();
         let registry = Registry::open(&folder).context("opening the cluster's state")?;
         let config = ClusterPortConfig {
@@ -115,7 +132,7 @@ impl OwnCluster {
 }
 
 async fn resolve(text: &str) -> Result<SocketAddr> {
-    let text = match text.parse::<std::net::IpAddr>() {
+    let text = match text.parse::<IpAddr>() {
         Ok(ip) => SocketAddr::new(ip, CLUSTER_PORT).to_string(),
         Err(_) => text.to_owned(),
     };

@@ -119,7 +119,7 @@ impl Session<'_> {
         for (replica, Wanted { plan, .. }) in wanted.iter().enumerate() {
             reporter.expect(replica, plan.load().slots, plan.predicted());
         }
-        self.hosts.connect(self.args).await?;
+        self.hosts.connect(self.args, &self.folders).await?;
         let stages: Vec<u32> = wanted.iter().map(|one| one.plan.stages().len() as u32).collect();
         let (news, mut of_links) = mpsc::channel(LINK_NEWS);
         let mut watching = Vec::new();
@@ -187,6 +187,7 @@ impl Session<'_> {
                     settings,
                     profiles,
                     beside: self.hosts.nodes_beside(replica),
+                    sources: self.hosts.sources(),
                     epochs: Epochs::default(),
                     whereabouts: None,
                 };
@@ -252,12 +253,16 @@ async fn first_to_serve(
             }
             (changed, ..) = changes => changed.context("an agent ended by itself")?,
         }
-        let progress = states.iter_mut().filter_map(|state| match &*state.borrow_and_update() {
-            ReplicaState::Loading { progress, .. } => Some(*progress),
+        let loading = states.iter_mut().filter_map(|state| match &*state.borrow_and_update() {
+            ReplicaState::Loading { progress, waiting_for } => Some((*progress, waiting_for.clone())),
             ReplicaState::Ready { .. } | ReplicaState::Down { .. } => None,
         });
-        if let Some(furthest) = progress.max_by(f32::total_cmp) {
-            view.show_share("loading the stages", (furthest * 1000.0) as u64, 1000);
+        match loading.max_by(|(a, _), (b, _)| a.total_cmp(b)) {
+            Some((0.0, waiting_for)) => {
+                view.show_words("preparing the stages", &format!("waiting for {waiting_for}"));
+            }
+            Some((furthest, _)) => view.show_share("loading the stages", (furthest * 1000.0) as u64, 1000),
+            None => {}
         }
     }
 }

@@ -2,12 +2,14 @@
 
 use anyhow::{Context, Result};
 use futures::future::try_join_all;
-use node::NodeClient;
 use node::links::RingNodes;
+use node::{Folders, NodeClient};
 use protocol::identity::MemberIdentity;
+use protocol::node::Peer;
 use protocol::tls::{ClusterCa, TlsIdentity};
 
 use super::ServeArgs;
+use super::slices::{self, OwnParts};
 use crate::commands::nodes::{connect, read_identity};
 
 /// Where the stages run.
@@ -15,7 +17,7 @@ pub(super) enum Hosts {
     /// All on this one, in a cluster of their own that exists as long as they do.
     This(Box<ClusterCa>),
     /// Each on a node, replica by replica; none is known before they were connected to.
-    Nodes { member: Box<MemberIdentity>, replicas: Vec<Vec<NodeClient>> },
+    Nodes { member: Box<MemberIdentity>, replicas: Vec<Vec<NodeClient>>, parts: Option<Box<OwnParts>> },
 }
 
 impl Hosts {
@@ -25,12 +27,13 @@ impl Hosts {
             let ca = ClusterCa::new().context("making the cluster's certificate authority")?;
             return Ok(Self::This(Box::new(ca)));
         };
-        Ok(Self::Nodes { member: Box::new(read_identity(identity)?), replicas: Vec::new() })
+        Ok(Self::Nodes { member: Box::new(read_identity(identity)?), replicas: Vec::new(), parts: None })
     }
 
     /// Connects to the nodes.
-    pub(super) async fn connect(&mut self, args: &ServeArgs) -> Result<()> {
-        let Self::Nodes { member, replicas } = self else { return Ok(()) };
+    pub(super) async fn connect(&mut self, args: &ServeArgs, folders: &Folders) -> Result<()> {
+        let Self::Nodes { member, replicas, parts } = self else { return Ok(()) };
+        *parts = Some(Box::new(OwnParts::open(args, &member.tls, folders).await?));
         let member = &**member;
         let connected = args
             .replica_nodes()
@@ -56,6 +59,14 @@ impl Hosts {
                 let others = replicas.iter().enumerate().filter(|(other, _)| *other != replica);
                 others.flat_map(|(_, nodes)| nodes.iter().cloned()).collect()
             }
+        }
+    }
+
+    /// From whom nodes get their parts of the model if they have no copy of it.
+    pub(super) fn sources(&self) -> Vec<Peer> {
+        match self {
+            Self::Nodes { replicas, parts: Some(parts), .. } => parts.sources(slices::connected(replicas)),
+            Self::This(_) | Self::Nodes { .. } => Vec::new(),
         }
     }
 

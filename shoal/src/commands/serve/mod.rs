@@ -9,6 +9,7 @@ mod profiles;
 mod replicas;
 mod report;
 mod session;
+mod slices;
 
 use std::collections::HashSet;
 use std::num::NonZero;
@@ -67,7 +68,7 @@ pub(crate) struct ServeArgs {
     /// First blocks of the second and later stages, instead of an even split; once, or once for each replica.
     #[arg(long, env = "SHOAL_CUTS", value_name = "BLOCKS", value_delimiter = ';', value_parser = cut_list)]
     cuts: Vec<CutList>,
-    /// Address of a node to run a stage on, with a copy of the model in its models folder; repeat it for each stage.
+    /// Address of a node to run a stage on; repeat it for each stage. One that has no copy of the model gets its part.
     #[arg(long = "node", env = "SHOAL_NODES", value_name = "ADDRESS", value_delimiter = ',',
           value_parser = node_address, requires = "identity", conflicts_with = "stages", group = "on_nodes")]
     nodes: Vec<Address>,
@@ -153,6 +154,8 @@ pub(crate) struct ServeArgs {
     json: bool,
     #[command(flatten)]
     cluster: cluster::ClusterArgs,
+    #[command(flatten)]
+    slices: slices::SliceArgs,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]

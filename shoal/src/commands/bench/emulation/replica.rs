@@ -196,6 +196,7 @@ fn config(setup: &Setup, slots: u32, steps: u32, command: WorkerCommand) -> Resu
     Ok(ReplicaConfig {
         command,
         replica: PreparedReplica {
+            pins: Vec::new(),
             model: "emulated".to_owned(),
             model_hash: ModelHash([0; 32]),
             options: CutOptions::default(),

@@ -17,6 +17,7 @@ use registry::Registry;
 use tokio::sync::mpsc;
 
 use super::super::ServeArgs;
+use super::super::slices::{self, OwnParts};
 use crate::commands::model;
 
 /// What they have in common.
@@ -29,6 +30,8 @@ pub(super) struct Ground {
     pub(super) epochs: Epochs,
     pub(super) profiles: Vec<DeviceProfile>,
     pub(super) registry: Registry,
+    /// The port at which nodes get their parts of the model.
+    pub(super) parts: OwnParts,
     /// Where it is told of links.
     pub(super) news: mpsc::Sender<(usize, RingNews)>,
 }
@@ -79,6 +82,7 @@ impl Ground {
             profiles: self.profiles.clone(),
             // Others come and go: each stage takes turns, as if there were always one. Alone, that costs two system calls a step.
             beside: nodes.to_vec(),
+            sources: self.parts.sources(slices::present(&self.registry)),
             epochs: self.epochs.clone(),
             whereabouts: Some(self.whereabouts()),
         }

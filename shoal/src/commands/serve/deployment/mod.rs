@@ -25,6 +25,7 @@ use super::cluster::OwnCluster;
 use super::fixed::LINK_NEWS;
 use super::report::{Audience, Facts, Numbering, Reporter};
 use super::session::{Opened, Servers, orchestrator_config};
+use super::slices::OwnParts;
 use super::{ServeArgs, limits};
 use crate::commands::model;
 use crate::commands::nodes::build;
@@ -51,6 +52,7 @@ pub(super) async fn serve(opened: Opened<'_>, cluster: OwnCluster) -> Result<()>
     fleet.wait_for("a plan is looked for".to_owned());
     let deployment = open(&registry, served(args, &model, (&name, &hash.to_string(), n_ctx)))?;
     let (news, of_links) = mpsc::channel(LINK_NEWS);
+    let parts = OwnParts::open(args, &identity, &folders).await?;
     let ground = Ground {
         args: args.clone(),
         folders,
@@ -60,6 +62,7 @@ pub(super) async fn serve(opened: Opened<'_>, cluster: OwnCluster) -> Result<()>
         epochs: epochs(&registry),
         profiles,
         registry: registry.clone(),
+        parts,
         news,
     };
     let mut config = orchestrator_config((args, &model), &facts, n_ctx, (fleet.clone(), limits))?;
