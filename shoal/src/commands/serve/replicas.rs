@@ -97,12 +97,6 @@ impl ServeArgs {
         Some(cuts)
     }
 
-    /// Stages of each replica, unless its nodes were named.
-    pub(super) fn stages(&self) -> Vec<usize> {
-        let stages = |replica| self.cuts_of(replica).map_or(self.stages as usize, |cuts| cuts.len() + 1);
-        (0..self.replicas as usize).map(stages).collect()
-    }
-
     /// What a replica is used for.
     pub(super) fn role(&self, replica: usize) -> Role {
         self.roles.get(replica).map_or(Role::Mixed, |role| Role::from(*role))
