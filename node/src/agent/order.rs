@@ -77,6 +77,7 @@ impl ReplicaOrder {
             step_deadline_secs: STEP_DEADLINE_SECS,
             allow_uncertified: self.options.uncertified == Uncertified::Allow,
             ignore_memory: self.memory_check == MemoryCheck::Warn,
+            keep_secs: u32::try_from(self.settings.keep.as_secs()).unwrap_or(u32::MAX),
         }
     }
 }

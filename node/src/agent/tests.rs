@@ -160,8 +160,13 @@ impl Fixture {
             load: Load { slots: 1, n_ctx: 64, n_ubatch: 16 },
             prefill_chunk: 16,
         };
-        let settings =
-            WorkerSettings { threads: Some(1), micro_batches: 1, queue_limit: 1, encoding: RowEncoding::F32 };
+        let settings = WorkerSettings {
+            threads: Some(1),
+            micro_batches: 1,
+            queue_limit: 1,
+            encoding: RowEncoding::F32,
+            keep: Duration::ZERO,
+        };
         let loading = ReplicaState::Loading { progress: 0.0, waiting_for: String::new() };
         let outlook = Outlook::new(watch::Sender::new(loading));
         let config = ReplicaConfig {

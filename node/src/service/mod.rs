@@ -4,6 +4,7 @@
 //! others ends with it.
 
 mod emulation;
+mod kept;
 mod node;
 mod prepare;
 mod profile;

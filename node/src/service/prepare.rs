@@ -174,6 +174,7 @@ mod tests {
             step_deadline_secs: 120,
             allow_uncertified: false,
             ignore_memory: false,
+            keep_secs: 0,
         };
         (folder, folders, order)
     }

@@ -45,6 +45,8 @@ pub struct StageOrder {
     pub allow_uncertified: bool,
     /// Start even if it seems not to fit.
     pub ignore_memory: bool,
+    /// For so many seconds after the stream of orders broke the worker is kept, for whoever orders the same stage again.
+    pub keep_secs: u32,
 }
 
 impl StageOrder {
@@ -79,6 +81,7 @@ impl StageOrder {
             step_deadline_secs: order.step_deadline_secs,
             allow_uncertified: order.allow_uncertified,
             ignore_memory: order.ignore_memory,
+            keep_secs: order.keep_secs,
         })
     }
 }
@@ -104,6 +107,7 @@ impl From<StageOrder> for v1::StageOrder {
             step_deadline_secs: order.step_deadline_secs,
             allow_uncertified: order.allow_uncertified,
             ignore_memory: order.ignore_memory,
+            keep_secs: order.keep_secs,
         }
     }
 }
@@ -134,6 +138,7 @@ mod tests {
             step_deadline_secs: 120,
             allow_uncertified: false,
             ignore_memory: true,
+            keep_secs: 60,
         }
     }
 
