@@ -6,6 +6,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cluster::{Bytes, Load, MemoryCosts, ModelShape, Plan, StageLoad, stage_memory};
+use protocol::node::NodeFacts;
 use protocol::plan_files::{PlanFile, PlanFileError, PlannerFile};
 use registry::{DeploymentRecord, EventKind, NewPlan, PlanOrigin, PlanRecord, Registry, RegistryError};
 use serde_json::Value;
@@ -264,16 +265,20 @@ impl Deployment {
         self.0.goal.borrow().as_ref().map(|goal| goal.id)
     }
 
-    /// The nodes that are there and reached, by name.
-    pub fn nodes(&self) -> Vec<KnownNode> {
+    /// What the nodes say of themselves that are there and reached, by name.
+    pub fn facts(&self) -> Vec<NodeFacts> {
         let presence = self.0.registry.watch_presence();
         let here = presence.borrow();
         let reached = here.values().filter(|node| node.reached.address().is_some());
-        let known = reached
-            .map(|node| KnownNode { name: node.facts.name.clone(), devices: node.facts.devices.clone() });
-        let mut nodes: Vec<KnownNode> = known.collect();
-        nodes.sort_by(|a, b| a.name.cmp(&b.name));
-        nodes
+        let mut facts: Vec<NodeFacts> = reached.map(|node| node.facts.clone()).collect();
+        facts.sort_by(|a, b| a.name.cmp(&b.name));
+        facts
+    }
+
+    /// The same, as plans are checked against them.
+    pub fn nodes(&self) -> Vec<KnownNode> {
+        let known = |node: NodeFacts| KnownNode { name: node.name, devices: node.devices };
+        self.facts().into_iter().map(known).collect()
     }
 
     fn keep(&self, file: &PlanFile, origin: PlanOrigin) -> Result<PlanRecord> {

@@ -64,6 +64,9 @@ pub struct WorkerSettings {
     pub queue_limit: u32,
     /// How hidden rows travel between stages.
     pub encoding: RowEncoding,
+    /// How long nodes keep a stage loaded when this process is gone or out of reach, for who orders it again; not those of this
+    /// host, which end with it.
+    pub keep: Duration,
 }
 
 /// A replica to run.

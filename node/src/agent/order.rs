@@ -78,6 +78,7 @@ impl ReplicaOrder {
             allow_uncertified: self.options.uncertified == Uncertified::Allow,
             ignore_memory: self.memory_check == MemoryCheck::Warn,
             supply: None,
+            keep_secs: u32::try_from(self.settings.keep.as_secs()).unwrap_or(u32::MAX),
         }
     }
 }

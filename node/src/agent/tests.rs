@@ -161,8 +161,13 @@ impl Fixture {
             prefill_chunk: 16,
             pins: Vec::new(),
         };
-        let settings =
-            WorkerSettings { threads: Some(1), micro_batches: 1, queue_limit: 1, encoding: RowEncoding::F32 };
+        let settings = WorkerSettings {
+            threads: Some(1),
+            micro_batches: 1,
+            queue_limit: 1,
+            encoding: RowEncoding::F32,
+            keep: Duration::ZERO,
+        };
         let loading = ReplicaState::Loading { progress: 0.0, waiting_for: String::new() };
         let outlook = Outlook::new(watch::Sender::new(loading));
         let config = ReplicaConfig {

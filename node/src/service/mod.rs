@@ -5,6 +5,7 @@
 
 mod checkup;
 mod emulation;
+mod kept;
 mod node;
 mod prepare;
 mod profile;

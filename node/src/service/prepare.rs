@@ -277,6 +277,7 @@ mod tests {
             allow_uncertified: false,
             ignore_memory: false,
             supply: None,
+            keep_secs: 0,
         };
         (folder, pantry(folders), order)
     }

@@ -1,5 +1,7 @@
-//! Workers that this node runs for others. Each lives as long as the stream of orders that asked for it: when that ends,
-//! because its agent wants no more of it, has died or cannot be reached, the worker is stopped.
+//! Workers that this node runs for others. Each lives as long as the stream of orders that asked for it: when its agent wants no more
+//! of it, the worker is stopped. When the stream breaks, because the agent has died or cannot be reached, the worker is kept for
+//! as long as its order says, loaded as it is, for whoever orders the very same stage: an orchestrator that was started again, or one
+//! that is reached again. Then it is stopped, or earlier if another stage has no memory beside it.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -16,14 +18,16 @@ use protocol::certify::LiveIdentity;
 use protocol::emulation::Emulation;
 use protocol::membership::RunningStage;
 use protocol::node::{StageOrder, WorkerNews};
+use protocol::tls::TlsIdentity;
 use protocol::v1;
 use protocol::v1::worker_order::Order;
 use protocol::worker::WorkerConfig;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 use tonic::{Status, Streaming};
 
+use super::kept::{Client, Kept};
 use super::prepare::{Pantry, PreparedOrder, emulate, prepare};
 use crate::agent::order::{OnHost, worker_config};
 use crate::agent::process::WorkerProcess;
@@ -65,6 +69,8 @@ struct Inner {
     turns: TurnsFile,
     /// Workers that listen, by their processes' ids.
     running: Mutex<BTreeMap<u32, RunningStage>>,
+    /// Workers whose streams broke.
+    kept: Kept,
 }
 
 impl Inner {
@@ -112,7 +118,16 @@ impl WorkerHost {
         let store = SliceStore::new(folders.slices()).limited(limits.cache);
         let pantry = Pantry { folders, store, identity: identity.clone(), pace: Pace::new(limits.rate) };
         Ok(Self {
-            inner: Arc::new(Inner { command, pantry, bind, identity, emulation, turns, running }),
+            inner: Arc::new(Inner {
+                command,
+                pantry,
+                bind,
+                identity,
+                emulation,
+                turns,
+                running,
+                kept: Kept::default(),
+            }),
             places: Arc::new(Semaphore::new(MOST_WORKERS)),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
@@ -131,9 +146,12 @@ impl WorkerHost {
         let order = StageOrder::check(order).map_err(|error| Status::invalid_argument(error.to_string()))?;
         let (sender, news) = mpsc::channel(QUEUE);
         let wanted = self.stop.child_token();
-        let run =
-            Run { host: Arc::clone(&self.inner), order, news: sender, wanted: wanted.clone(), _place: place };
-        self.tasks.spawn(run.live(orders));
+        let client = Client { orders, news: sender, wanted: wanted.clone() };
+        if let Some(client) = self.inner.kept.hand_over(&order, client) {
+            let host = Arc::clone(&self.inner);
+            let run = Run { host, order, client, stop: self.stop.clone(), _place: place };
+            self.tasks.spawn(run.live());
+        }
         Ok(NewsStream { news, _wanted: wanted.drop_guard() })
     }
 
@@ -156,34 +174,50 @@ impl WorkerHost {
 struct Run {
     host: Arc<Inner>,
     order: StageOrder,
-    news: mpsc::Sender<Result<v1::WorkerEvent, Status>>,
-    /// Cancelled when nobody wants the worker any more.
-    wanted: CancellationToken,
+    client: Client,
+    /// Cancelled when the node stops.
+    stop: CancellationToken,
     _place: OwnedSemaphorePermit,
 }
 
+/// Why a worker is not watched any more.
+enum Watched {
+    /// It has ended, or is not wanted.
+    Over(String),
+    /// The stream of orders broke.
+    Orphaned,
+}
+
 impl Run {
-    async fn live(self, orders: Streaming<v1::WorkerOrder>) {
-        let last = match self.work(orders).await {
+    async fn live(mut self) {
+        let last = match self.work().await {
             Ok(how) => Ok(WorkerNews::Ended { how }.into()),
             Err(status) => Err(status),
         };
         // Whoever ordered it may have gone.
-        let _ = self.news.send(last).await;
+        let _ = self.client.news.send(last).await;
     }
 
     /// Prepares, starts and watches. How the worker ended.
-    async fn work(&self, orders: Streaming<v1::WorkerOrder>) -> Result<String, Status> {
+    async fn work(&mut self) -> Result<String, Status> {
         let stage = self.order.stage;
-        let mut prepared = self.prepare().await?;
+        let mut prepared = match self.prepare().await {
+            // A stage that nobody may ever ask for again must not be in the way of one that is asked for.
+            Err(status) if self.host.kept.end_all() => {
+                tracing::info!(stage, reason = status.message(), "kept workers make room");
+                tokio::time::sleep(STOP_GRACE).await;
+                self.prepare().await?
+            }
+            prepared => prepared?,
+        };
         let predicted = prepared.predicted;
         // For as long as the worker may load them.
         let _pins = std::mem::take(&mut prepared.pins);
         let config = self.config(prepared);
         let threads = config.threads;
         let started = tokio::select! {
-            () = self.wanted.cancelled() => return Ok("was not wanted any more".to_owned()),
-            started = WorkerProcess::start(&self.host.command, &config, &self.wanted) => started,
+            () = self.client.wanted.cancelled() => return Ok("was not wanted any more".to_owned()),
+            started = WorkerProcess::start(&self.host.command, &config, &self.client.wanted) => started,
         };
         let worker = started.map_err(|error| Status::aborted(error.to_string()))?;
         let Some(port) = NonZero::new(worker.port) else {
@@ -191,31 +225,69 @@ impl Run {
         };
         tracing::info!(stage, model = %self.order.model, layers = %self.order.layers, pid = worker.pid,
                        "a worker was started");
-        let _ = self.news.send(Ok(WorkerNews::Listening { pid: worker.pid, port, threads }.into())).await;
         let pid = worker.pid;
         self.host.running().insert(pid, self.describe());
-        let how = self.watch(worker, predicted, orders).await;
+        let how = self.serve(worker, predicted, WorkerNews::Listening { pid, port, threads }).await;
         self.host.running().remove(&pid);
         tracing::info!(stage, %how, "a worker ended");
         Ok(how)
     }
 
-    async fn watch(
-        &self,
+    /// Watches the worker for who ordered it, and for who orders it after that.
+    async fn serve(
+        &mut self,
         mut worker: WorkerProcess,
         predicted: StageMemory,
-        mut orders: Streaming<v1::WorkerOrder>,
+        listening: WorkerNews,
     ) -> String {
         let mut identity = self.host.identity.watch();
         loop {
-            tokio::select! {
-                () = worker.ended() => {
+            let _ = self.client.news.send(Ok(listening.clone().into())).await;
+            match self.watch(&mut worker, &mut identity).await {
+                Watched::Over(reason) if reason.is_empty() => {
                     let ended = worker.kill().await;
-                    return ended.map_or_else(|| "ended".to_owned(), |ended| ended.explain(predicted.total()));
+                    return ended
+                        .map_or_else(|| "ended".to_owned(), |ended| ended.explain(predicted.total()));
                 }
-                () = self.wanted.cancelled() => break,
-                // A second order, the end of orders, or of the connection: all say that it is not wanted.
-                _ = orders.message() => break,
+                Watched::Over(reason) => {
+                    worker.stop(STOP_GRACE).await;
+                    return reason;
+                }
+                Watched::Orphaned => match self.heir(&mut worker).await {
+                    Some(heir) => {
+                        tracing::info!(
+                            stage = self.order.stage,
+                            pid = worker.pid,
+                            "a kept worker is wanted again"
+                        );
+                        self.client = heir;
+                    }
+                    None => {
+                        worker.stop(STOP_GRACE).await;
+                        return "was stopped: nobody asked for it again".to_owned();
+                    }
+                },
+            }
+        }
+    }
+
+    async fn watch(
+        &mut self,
+        worker: &mut WorkerProcess,
+        identity: &mut watch::Receiver<TlsIdentity>,
+    ) -> Watched {
+        loop {
+            tokio::select! {
+                // A word that it is not wanted comes before the end of the connection that brought it.
+                biased;
+                () = worker.ended() => return Watched::Over(String::new()),
+                () = self.stop.cancelled() => return Watched::Over("was stopped".to_owned()),
+                // A second order says that it is not wanted; without one, the stream has broken.
+                order = self.client.orders.message() => return match order {
+                    Ok(Some(_)) => Watched::Over("was stopped".to_owned()),
+                    Ok(None) | Err(_) => Watched::Orphaned,
+                },
+                () = self.client.wanted.cancelled() => return Watched::Orphaned,
                 // The host holds on to its identity, so there is always somebody who might renew it.
                 Ok(()) = identity.changed() => {
                     let renewed = identity.borrow_and_update().clone();
@@ -225,8 +297,27 @@ impl Run {
                 }
             }
         }
-        worker.stop(STOP_GRACE).await;
-        "was stopped".to_owned()
+    }
+
+    /// Waits for who orders the same stage, for as long as the order says.
+    async fn heir(&self, worker: &mut WorkerProcess) -> Option<Client> {
+        if self.order.keep_secs == 0 {
+            return None;
+        }
+        let keep = Duration::from_secs(u64::from(self.order.keep_secs));
+        tracing::info!(
+            stage = self.order.stage,
+            pid = worker.pid,
+            seconds = self.order.keep_secs,
+            "the stream of orders broke; the worker is kept"
+        );
+        let heir = self.host.kept.wait(&self.order);
+        tokio::select! {
+            heir = heir => heir.ok(),
+            () = worker.ended() => None,
+            () = self.stop.cancelled() => None,
+            () = tokio::time::sleep(keep) => None,
+        }
     }
 
     fn describe(&self) -> RunningStage {
@@ -235,8 +326,8 @@ impl Run {
     }
 
     async fn prepare(&self) -> Result<PreparedOrder, Status> {
-        let (order, host, wanted) = (self.order.clone(), Arc::clone(&self.host), self.wanted.clone());
-        let mut teller = Teller { news: self.news.clone(), last: None };
+        let (order, host, wanted) = (self.order.clone(), Arc::clone(&self.host), self.client.wanted.clone());
+        let mut teller = Teller { news: self.client.news.clone(), last: None };
         let prepared = tokio::task::spawn_blocking(move || {
             if let Some(emulation) = &host.emulation {
                 return emulate(&order, emulation);

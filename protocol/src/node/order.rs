@@ -55,6 +55,8 @@ pub struct StageOrder {
     pub ignore_memory: bool,
     /// For a node that has no copy of the model.
     pub supply: Option<Supply>,
+    /// For so many seconds after the stream of orders broke the worker is kept, for whoever orders the same stage again.
+    pub keep_secs: u32,
 }
 
 /// How a node gets its part of a model.
@@ -129,6 +131,7 @@ impl StageOrder {
             step_deadline_secs: order.step_deadline_secs,
             allow_uncertified: order.allow_uncertified,
             ignore_memory: order.ignore_memory,
+            keep_secs: order.keep_secs,
         })
     }
 }
@@ -155,6 +158,7 @@ impl From<StageOrder> for v1::StageOrder {
             allow_uncertified: order.allow_uncertified,
             ignore_memory: order.ignore_memory,
             supply: order.supply.map(Into::into),
+            keep_secs: order.keep_secs,
         }
     }
 }
@@ -203,6 +207,7 @@ mod tests {
             step_deadline_secs: 120,
             allow_uncertified: false,
             ignore_memory: true,
+            keep_secs: 60,
         }
     }
 

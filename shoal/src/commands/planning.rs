@@ -200,7 +200,7 @@ impl ObjectiveArg {
 }
 
 /// How Shoal plans by an objective, with prompts computed in chunks of so many tokens.
-fn settings(objective: ObjectiveKind, prefill_chunk: u32) -> Settings {
+pub(crate) fn settings(objective: ObjectiveKind, prefill_chunk: u32) -> Settings {
     Settings {
         objective,
         prefill_chunk,

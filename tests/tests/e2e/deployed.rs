@@ -251,3 +251,33 @@ async fn where_plans_are_only_proposed_nothing_changes_until_one_is_applied() {
     let now = three.reached().await;
     assert_eq!(now["plan"], proposed["id"]);
 }
+
+#[tokio::test]
+async fn an_orchestrator_that_was_killed_and_is_started_again_serves_the_desired_plan_with_the_stages_that_were_kept()
+ {
+    let expected = expected();
+    let mut three = Three::start(&[]).await;
+    let epochs = async |three: &Three| -> Vec<u64> {
+        let (_, ready) = three.server.ready().await.unwrap();
+        ready["replicas"].as_array().unwrap().iter().map(|one| one["epoch"].as_u64().unwrap()).collect()
+    };
+    let second = plan(&[replica(2, &[("b", 0, 30)]), replica(2, &[("c", 0, 30)])]);
+    let (id, _) = three.apply(&second).await;
+    three.reached().await;
+    let (before, workers) = (epochs(&three).await, three.workers());
+    assert_eq!(workers.iter().map(Vec::len).collect::<Vec<_>>(), [0, 1, 1]);
+    signal(three.server.pid(), "KILL").unwrap();
+    three.server.wait_exit(SOON).await.unwrap();
+    three.server = launch(&three.cluster, &[]);
+    is_up(&three.server).await;
+    let now = three.reached().await;
+    assert_eq!(now["plan"], id);
+    let after = epochs(&three).await;
+    assert!(after.iter().min() > before.iter().max(), "{before:?}, then {after:?}");
+    assert_eq!(text(&three.server, PROMPT).await, expected);
+    assert_eq!(three.workers(), workers, "stages were loaded again");
+
+    // One that is stopped in order stops its stages.
+    assert!(three.server.interrupt(SOON).await.unwrap().success());
+    assert!(three.workers().iter().all(Vec::is_empty));
+}

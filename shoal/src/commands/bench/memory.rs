@@ -134,8 +134,13 @@ impl Case<'_> {
         let prepared = plan.prepare(&folders, &mut |_| ControlFlow::Continue(()))?;
         let estimates: Vec<StageMemory> = prepared.stages.iter().map(|stage| stage.predicted).collect();
         let ca = ClusterCa::new().context("making the cluster's certificate authority")?;
-        let settings =
-            WorkerSettings { threads: None, micro_batches: 1, queue_limit: 0, encoding: RowEncoding::F32 };
+        let settings = WorkerSettings {
+            threads: None,
+            micro_batches: 1,
+            queue_limit: 0,
+            encoding: RowEncoding::F32,
+            keep: Duration::ZERO,
+        };
         let config = ReplicaConfig {
             command: stage_worker::command(self.globals)?,
             replica: prepared,

@@ -47,6 +47,10 @@ pub(super) struct ClusterArgs {
     #[arg(long, env = "SHOAL_REPLAN_AFTER", value_name = "TIME", default_value = "5s",
           value_parser = humantime::parse_duration, requires = "cluster")]
     pub(super) replan_after: Duration,
+    /// When requests come and how long they are (docs/schema/workload.schema.json). With --profiles of all nodes, the planner makes
+    /// the plan when nodes have left or come [default: the plan that was is mended].
+    #[arg(long, env = "SHOAL_WORKLOAD", value_name = "FILE", requires_all = ["cluster", "profiles"])]
+    pub(super) workload: Option<PathBuf>,
     /// What becomes of a plan that is made because nodes came or went.
     #[arg(long, env = "SHOAL_PLAN_MODE", value_enum, value_name = "MODE", default_value_t = PlanMode::Apply,
           requires = "cluster")]

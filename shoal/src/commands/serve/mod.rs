@@ -234,6 +234,7 @@ impl ServeArgs {
             // the client who had it has left.
             queue_limit: slots,
             encoding,
+            keep: Duration::ZERO,
         }
     }
 }

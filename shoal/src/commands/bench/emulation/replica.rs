@@ -212,6 +212,7 @@ fn config(setup: &Setup, slots: u32, steps: u32, command: WorkerCommand) -> Resu
             micro_batches: 1,
             queue_limit: 0,
             encoding: RowEncoding::F32,
+            keep: Duration::ZERO,
         },
         emulations: setup.profiles.iter().map(emulation).collect::<Result<_, _>>()?,
         profiles: Vec::new(),

@@ -9,13 +9,15 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use cluster::{LinkEncoding, NodeId, Plan};
-use deploy::{Chain, Cut, Deployment, Even, EvenReplica, Goal, mend, read_plan};
+use deploy::{Chain, Cut, Deployment, Even, EvenReplica, Goal, read_plan};
 use orchestrator::Fleet;
+use protocol::node::NodeFacts;
 use protocol::plan_files::PlanFile;
 use registry::{EventKind, PlanOrigin};
 use tokio::time::Instant;
 
 use super::super::cluster::PlanMode;
+use super::replan::Replanner;
 use super::super::{EncodingArg, ServeArgs};
 use crate::output;
 
@@ -23,9 +25,13 @@ use crate::output;
 const START_GRACE: Duration = Duration::from_secs(15);
 
 /// Says what is desired as long as it is served.
-pub(super) async fn run(args: &ServeArgs, deployment: &Deployment, fleet: &Fleet) -> Result<()> {
+pub(super) async fn run(
+    args: &ServeArgs,
+    (deployment, fleet): (&Deployment, &Fleet),
+    replanner: Replanner,
+) -> Result<()> {
     first(args, deployment, fleet).await?;
-    follow(args, deployment).await
+    follow(args, deployment, replanner).await
 }
 
 async fn first(args: &ServeArgs, deployment: &Deployment, fleet: &Fleet) -> Result<()> {
@@ -63,10 +69,15 @@ fn even(args: &ServeArgs) -> Even {
         replicas: (0..args.replicas as usize).map(|replica| even_replica(args, replica)).collect(),
         gpu_blocks: args.gpu_layers.clone(),
         slots: args.slots,
-        encoding: match args.encoding {
-            EncodingArg::F32 => LinkEncoding::F32,
-            EncodingArg::F16 => LinkEncoding::F16,
-        },
+        encoding: encoding(args),
+    }
+}
+
+/// How hidden rows travel where no plan says so.
+pub(super) fn encoding(args: &ServeArgs) -> LinkEncoding {
+    match args.encoding {
+        EncodingArg::F32 => LinkEncoding::F32,
+        EncodingArg::F16 => LinkEncoding::F16,
     }
 }
 
@@ -116,27 +127,41 @@ struct Change {
 }
 
 /// Makes plans when nodes come or go.
-async fn follow(args: &ServeArgs, deployment: &Deployment) -> Result<()> {
+async fn follow(args: &ServeArgs, deployment: &Deployment, mut replanner: Replanner) -> Result<()> {
     let started = Instant::now();
     let mut presence = deployment.registry().watch_presence();
     let mut desired = deployment.watch();
     let mut here = Here { nodes: Vec::new(), since: started };
-    let mut proposed = None;
+    let (mut proposed, mut asked_for) = (None, None);
     loop {
         presence.mark_unchanged();
-        let nodes = nodes_here(deployment);
+        let facts = deployment.facts();
+        let nodes: Vec<NodeId> = facts.iter().map(|node| node.name.clone()).collect();
         if nodes != here.nodes {
             here = Here { nodes, since: Instant::now() };
         }
         let goal = desired.borrow_and_update().clone();
-        let change = goal.as_ref().map(|goal| change(goal, &here, args, deployment)).transpose()?.flatten();
+        let decision = goal.as_ref().map(|goal| goal.decision);
+        if asked_for.as_ref().is_none_or(|(of, _)| *of != decision) {
+            asked_for = Some((decision, deployment.base()?));
+        }
+        let change = match (&goal, &asked_for) {
+            (Some(goal), Some((_, Some(base)))) => {
+                let plan = replanner.plan(base, &facts).await;
+                plan.and_then(|plan| change((goal, base), plan, &here, args))
+            }
+            _ => None,
+        };
         let change = change.filter(|change| proposed.as_ref() != Some(&change.plan));
         let due = change.as_ref().map(|change| (here.since + change.after).max(started + START_GRACE));
         tokio::select! {
             changed = presence.changed() => changed.context("the registry ended by itself")?,
             changed = desired.changed() => changed?,
             () = until(due) => if let Some(change) = change {
-                make(&change, args, deployment)?;
+                // That it cannot be kept, or cannot be, is no reason not to serve what there is.
+                if let Err(error) = make(&change, args, deployment) {
+                    tracing::error!(error = format!("{error:#}"), "no other plan could be made");
+                }
                 proposed = Some(change.plan);
                 continue;
             },
@@ -153,11 +178,9 @@ async fn until(due: Option<Instant>) {
     }
 }
 
-fn change(goal: &Goal, here: &Here, args: &ServeArgs, deployment: &Deployment) -> Result<Option<Change>> {
-    let Some(base) = deployment.base()? else { return Ok(None) };
-    let Some(plan) = mend(&base.plan, &deployment.model().shape, &here.nodes) else { return Ok(None) };
+fn change((goal, base): (&Goal, &Goal), plan: Plan, here: &Here, args: &ServeArgs) -> Option<Change> {
     if plan.replicas == goal.plan.replicas {
-        return Ok(None);
+        return None;
     }
     let missing = |goal: &Goal| -> Vec<String> {
         let mut missing: Vec<String> = goal
@@ -171,13 +194,13 @@ fn change(goal: &Goal, here: &Here, args: &ServeArgs, deployment: &Deployment) -
         missing
     };
     let settle = args.cluster.replan_after;
-    let (lost, away) = (missing(goal), missing(&base));
+    let (lost, away) = (missing(goal), missing(base));
     let (after, why) = match (lost.as_slice(), away.as_slice()) {
         ([], []) => (settle * 2, format!("all nodes of plan {} are there again", base.id)),
         ([], away) => (settle * 2, format!("nodes came back, and {} still away", are(away))),
         (lost, _) => (settle, format!("{} away", are(lost))),
     };
-    Ok(Some(Change { is_base: plan.replicas == base.plan.replicas, plan, after, why }))
+    Some(Change { is_base: plan.replicas == base.plan.replicas, plan, after, why })
 }
 
 fn are(nodes: &[String]) -> String {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use cluster::{DeviceProfile, LinkEncoding, ModelHash, NodeId};
@@ -19,6 +20,10 @@ use tokio::sync::mpsc;
 use super::super::ServeArgs;
 use super::super::slices::{self, OwnParts};
 use crate::commands::model;
+
+/// How long nodes keep stages loaded while this process is away: to start it again takes seconds, to have somebody do so minutes. Their
+/// memory is not lost meanwhile: they make room for other stages.
+const KEEP: Duration = Duration::from_secs(120);
 
 /// What they have in common.
 pub(super) struct Ground {
@@ -96,7 +101,8 @@ impl Ground {
     fn settings(&self, plan: &ReplicaPlan, nodes: &[NodeClient], encoding: RowEncoding) -> WorkerSettings {
         let hosts: BTreeSet<&NodeId> = nodes.iter().map(NodeClient::name).collect();
         let slots = plan.load().slots;
-        self.args.settings(plan.stages().len() as u32, hosts.len() as u32, (slots, encoding))
+        let settings = self.args.settings(plan.stages().len() as u32, hosts.len() as u32, (slots, encoding));
+        WorkerSettings { keep: KEEP, ..settings }
     }
 
     /// A node that was started again may be reached elsewhere.

@@ -7,6 +7,7 @@ mod crew;
 mod desire;
 mod ground;
 mod member;
+mod replan;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -32,6 +33,7 @@ use crate::commands::nodes::build;
 use crate::progress::ProgressView;
 use crew::Crew;
 use ground::Ground;
+use replan::Replanner;
 
 /// Slots for which there is room among the open requests, whatever the plan: replicas come and go, and the bound on memory must not.
 const MOST_SLOTS: usize = 1024;
@@ -51,6 +53,7 @@ pub(super) async fn serve(opened: Opened<'_>, cluster: OwnCluster) -> Result<()>
     let fleet = Fleet::new(identity.clone(), args.router, limits.queue);
     fleet.wait_for("a plan is looked for".to_owned());
     let deployment = open(&registry, served(args, &model, (&name, &hash.to_string(), n_ctx)))?;
+    let replanner = Replanner::new(args, &profiles, (model.shape(), n_ctx))?;
     let (news, of_links) = mpsc::channel(LINK_NEWS);
     let parts = OwnParts::open(args, &identity, &folders).await?;
     let ground = Ground {
@@ -74,7 +77,7 @@ pub(super) async fn serve(opened: Opened<'_>, cluster: OwnCluster) -> Result<()>
     let work = async {
         tokio::select! {
             ended = crew.run(of_links) => ended,
-            ended = desire::run(args, &deployment, &fleet) => ended,
+            ended = desire::run(args, (&deployment, &fleet), replanner) => ended,
         }
     };
     let servers = Servers { listener, config, cluster: Some(cluster) };
