@@ -62,9 +62,10 @@ impl<T> Waiting<T> {
     }
 }
 
-/// Whether a worker that was started for one order is what the other asks for.
+/// Whether a worker that was started for one order is what the other asks for. Where its slices came from makes no difference to it.
 fn is_same_stage(kept: &StageOrder, order: &StageOrder) -> bool {
-    kept == order
+    let without_supply = |order: &StageOrder| StageOrder { supply: None, ..order.clone() };
+    without_supply(kept) == without_supply(order)
 }
 
 #[cfg(test)]
@@ -92,6 +93,7 @@ mod tests {
             step_deadline_secs: 120,
             allow_uncertified: false,
             ignore_memory: false,
+            supply: None,
             keep_secs: 60,
         }
     }

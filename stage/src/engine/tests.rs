@@ -86,14 +86,14 @@ fn only_decode_rows_and_a_prompts_last_row_want_logits() {
     let _b = admitted(&mut p, 2, &ask(1..=3, 5));
     assert_eq!(rows_of(&p.frames[0]), [(0, 0, 8)]);
     assert_eq!(rows_of(&p.frames[1]), [(0, 8, 2)]);
-    assert_eq!(outputs_of(&p, p.frames[0].step), []);
+    assert_eq!(outputs_of(&p, p.frames[0].step), [0; 0]);
     assert_eq!(outputs_of(&p, p.frames[1].step), [1]);
-    assert_eq!(outputs_of(&p, StepId(99)), []);
+    assert_eq!(outputs_of(&p, StepId(99)), [0; 0]);
     p.run_until(|p| p.frames.iter().any(|frame| frame.kind == FrameKind::Decode));
     let decode = p.frames.last().unwrap().step;
     assert_eq!(outputs_of(&p, decode), [0]);
     p.cancel(1);
-    assert_eq!(outputs_of(&p, decode), [], "nobody waits any more");
+    assert_eq!(outputs_of(&p, decode), [0; 0], "nobody waits any more");
 }
 
 #[test]

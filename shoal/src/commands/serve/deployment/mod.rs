@@ -77,7 +77,7 @@ pub(super) async fn serve(opened: Opened<'_>, cluster: OwnCluster) -> Result<()>
     let work = async {
         tokio::select! {
             ended = crew.run(of_links) => ended,
-            ended = desire::run(args, (&deployment, &fleet), replanner) => ended,
+            ended = Box::pin(desire::run(args, (&deployment, &fleet), replanner)) => ended,
         }
     };
     let servers = Servers { listener, config, cluster: Some(cluster) };
