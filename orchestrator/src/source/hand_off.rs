@@ -79,6 +79,8 @@ impl Holder {
                     return Setback::Unreached { reason: reason.to_owned() };
                 }
                 Ok(_) => {}
+                // Nothing of it was computed when that happened, so it is not to blame.
+                Err(Setback::Lost { reason }) => return Setback::Unreached { reason },
                 Err(setback) => return setback,
             }
         }
