@@ -11,14 +11,13 @@ use anyhow::{Context, Result};
 use cluster::{LinkEncoding, NodeId, Plan};
 use deploy::{Chain, Deployment, Even, Goal, read_plan};
 use orchestrator::Fleet;
-use protocol::node::NodeFacts;
 use protocol::plan_files::PlanFile;
 use registry::{EventKind, PlanOrigin};
 use tokio::time::Instant;
 
 use super::super::cluster::PlanMode;
-use super::replan::Replanner;
 use super::super::{EncodingArg, ServeArgs};
+use super::replan::Replanner;
 use crate::output;
 
 /// After a start, nodes are given so long to come before any is missed: they look for the orchestrator every few seconds.

@@ -2,8 +2,8 @@
 //! mended.
 
 use cluster::{
-    Bytes, BytesPerSecond, Device, DeviceId, DeviceMemory, DeviceProfile, LinkQuality, Links, Millis, ModelShape,
-    NodeId, Plan, Workload,
+    Bytes, BytesPerSecond, Device, DeviceId, DeviceMemory, DeviceProfile, LinkQuality, Links, Millis,
+    ModelShape, NodeId, Plan, Workload,
 };
 use deploy::{Goal, mend, node_and_device};
 use planner::{EncodingRule, ObjectiveKind, Problem, Settings, solve};
@@ -62,7 +62,8 @@ impl Replanner {
         {
             return plan.clone();
         }
-        let is_whole = base.replicas.iter().flat_map(|one| one.chain.nodes()).all(|node| names.contains(node));
+        let is_whole =
+            base.replicas.iter().flat_map(|one| one.chain.nodes()).all(|node| names.contains(node));
         let solved = if is_whole { Some(base.plan.clone()) } else { self.solve(here).await };
         let plan = solved.or_else(|| mend(&base.plan, &self.model, &names));
         self.last = Some((names, base.id, plan.clone()));
@@ -176,13 +177,19 @@ mod tests {
         let problem = known.problem(&model, &here).unwrap();
         let memory: Vec<DeviceMemory> = problem.devices.iter().map(|device| device.memory).collect();
         let ram = Bytes(25_600_000_000);
-        assert_eq!(memory, [
-            DeviceMemory::Discrete { vram: Bytes(19_200_000_000), ram },
-            DeviceMemory::Unified { total: ram }
-        ]);
+        assert_eq!(
+            memory,
+            [
+                DeviceMemory::Discrete { vram: Bytes(19_200_000_000), ram },
+                DeviceMemory::Unified { total: ram }
+            ]
+        );
         let plan = solve(&problem, &known.settings).unwrap().plan;
         let used = plan.replicas.iter().flat_map(|one| &one.stages);
-        assert!(used.map(|stage| node_and_device(&stage.device).0).all(|node| here.iter().any(|one| one.name == node)));
+        assert!(
+            used.map(|stage| node_and_device(&stage.device).0)
+                .all(|node| here.iter().any(|one| one.name == node))
+        );
         here.push(node("newcomer", None));
         assert!(known.problem(&model, &here).is_none());
     }
