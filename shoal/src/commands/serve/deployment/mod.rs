@@ -81,7 +81,7 @@ pub(super) async fn serve(opened: Opened<'_>, cluster: OwnCluster) -> Result<()>
         }
     };
     let servers = Servers { listener, config, cluster: Some(cluster) };
-    let outcome = servers.beside(work, &stop).await;
+    let outcome = Box::pin(servers.beside(work, &stop)).await;
     crew.shutdown().await;
     outcome
 }
