@@ -194,7 +194,7 @@ async fn case_1_a_request_goes_on_on_the_same_replica_once_that_is_back() {
 }
 
 #[tokio::test]
-async fn a_request_that_kills_replicas_is_sent_again_twice_and_then_blamed() {
+async fn a_request_that_kills_replicas_is_sent_again_four_times_and_then_blamed() {
     let mut bench = Bench::with(1, patient()).await;
     let reply = bench.send(CHAT, stream(json!({})));
     let accepted = bench.master.call().await.accept();
@@ -203,19 +203,19 @@ async fn a_request_that_kills_replicas_is_sent_again_twice_and_then_blamed() {
     let reply = reply.await.unwrap();
     received(&bench, 1).await;
     let master = bench.master.address;
-    for epoch in 2..=3 {
+    for epoch in 2..=5 {
         bench.agent.send_replace(ReplicaState::Ready { master, epoch: Epoch(epoch) });
         let call = bench.master.call().await;
         assert_eq!(call.request.replayed, 1);
         call.accept().start(0).await;
     }
-    bench.agent.send_replace(ReplicaState::Ready { master, epoch: Epoch(4) });
+    bench.agent.send_replace(ReplicaState::Ready { master, epoch: Epoch(6) });
     let events = events(reply).await;
     let error = &events.last().unwrap()["error"];
     assert_eq!(error["code"], "replica_lost_repeatedly", "{error}");
-    assert!(error["message"].as_str().unwrap().contains("3 times"), "{error}");
+    assert!(error["message"].as_str().unwrap().contains("5 times"), "{error}");
     assert!(bench.master.is_idle());
-    assert_eq!(scrape(&bench).await["shoal_replays_total"], 2.0);
+    assert_eq!(scrape(&bench).await["shoal_replays_total"], 4.0);
 }
 
 #[tokio::test]
