@@ -89,7 +89,9 @@ fn even_replica(args: &ServeArgs, replica: usize) -> EvenReplica {
 fn is_as_asked(even: &Even, deployment: &Deployment) -> Result<bool> {
     let Some(base) = deployment.base()? else { return Ok(false) };
     let nodes: Vec<NodeId> = base.replicas.iter().flat_map(|one| one.chain.nodes().cloned()).collect();
-    Ok(even.plan(&deployment.model().shape, &nodes)?.replicas == base.plan.replicas)
+    // On fewer nodes it would be a plan of fewer replicas.
+    Ok(nodes.len() == even.nodes()
+        && even.plan(&deployment.model().shape, &nodes)?.replicas == base.plan.replicas)
 }
 
 /// Waits for as many nodes as it takes; by name.
