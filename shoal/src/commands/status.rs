@@ -224,7 +224,8 @@ fn deployment_text(deployed: &Deployed) -> String {
     text
 }
 
-fn read<'a, T: serde::de::DeserializeOwned>(
+/// Entries of the admin API's lists, as far as they are looked at.
+pub(crate) fn read<'a, T: serde::de::DeserializeOwned>(
     values: impl IntoIterator<Item = &'a Value>,
 ) -> Result<Vec<T>, serde_json::Error> {
     values.into_iter().map(|value| T::deserialize(value)).collect()

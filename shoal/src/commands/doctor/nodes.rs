@@ -19,6 +19,7 @@ use super::here::{Need, Space, look_at_disk};
 use crate::cli::Globals;
 use crate::commands::nodes::build;
 use crate::commands::state;
+use crate::commands::status::read;
 
 /// Clocks that differ by more make logs hard to read.
 const CLOCK_OFF: Duration = Duration::from_secs(10);
@@ -67,11 +68,7 @@ pub(super) async fn look(
     globals: &Globals,
     findings: &mut Findings,
 ) -> Result<()> {
-    let members: Vec<Member> = members
-        .iter()
-        .map(|member| serde_json::from_value(member.clone()))
-        .collect::<Result<_, _>>()
-        .context("reading the nodes")?;
+    let members: Vec<Member> = read(members).context("reading the nodes")?;
     let live = members.iter().filter(|member| member.state != "left");
     if live.clone().next().is_none() {
         findings.warn("the cluster", "nodes", ("it has none".to_owned(), "`shoal token create` invites one"));
