@@ -24,7 +24,8 @@ fn main() -> anyhow::Result<()> {
     println!("answers equal to the whole model's  {} of {}", figures.exact, figures.requests);
     println!("sequences that changed hands        {}", figures.moved);
     println!("bytes that travelled                {}", figures.bytes);
-    println!("tokens x blocks x bytes of each     {}", figures.due);
+    let (least, most) = figures.due;
+    println!("tokens x blocks x bytes of each     {least}, or up to {most} if not all moved");
     println!("that is more by                     {:.2} %", excess * 100.0);
     println!("mean time of a hand-off             {:.1} ms", figures.hand_off.as_secs_f64() * 1e3);
     println!("all requests                        {:.1} s", figures.took.as_secs_f64());

@@ -74,8 +74,8 @@ pub struct Figures {
     pub moved: f64,
     /// Bytes that travelled.
     pub bytes: f64,
-    /// Bytes that the keys and values of so many prompts have, of their mean length.
-    pub due: f64,
+    /// Bytes that the keys and values of so many prompts have: of the shortest ones, and of the longest.
+    pub due: (f64, f64),
     /// Mean time until they were there.
     pub hand_off: Duration,
     /// From the first request to the last answer.
@@ -83,9 +83,11 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// Bytes that travelled above those that had to, as a share of these.
+    /// Bytes that travelled above those that had to, as a share of these; negative for those that are missing. Which prompts moved
+    /// is not known, so if not all did, nothing is too much or too little between the shortest and the longest.
     pub fn excess(&self) -> f64 {
-        self.bytes / self.due - 1.0
+        let (least, most) = self.due;
+        self.bytes / self.bytes.clamp(least, most) - 1.0
     }
 }
 
@@ -102,13 +104,18 @@ pub async fn measure(
     let value = |name: &str| sample(&metrics, name).unwrap_or(0.0);
     let count = value("shoal_hand_off_seconds_count");
     let moved = value("shoal_hand_offs_total{outcome=\"moved\"}");
-    let tokens: Option<u64> = answers.iter().map(|answer| answer.usage["prompt_tokens"].as_u64()).sum();
+    let lengths: Option<Vec<u64>> =
+        answers.iter().map(|answer| answer.usage["prompt_tokens"].as_u64()).collect();
+    let mut lengths = lengths.context("an answer without usage")?;
+    lengths.sort_unstable();
+    let count_moved = (moved as usize).min(lengths.len());
+    let bytes_of = |lengths: &[u64]| lengths.iter().sum::<u64>() as f64 * KV_BYTES;
     Ok(Figures {
         requests: questions.len(),
         exact: answers.iter().zip(expected).filter(|(answer, expected)| answer.text == **expected).count(),
         moved,
         bytes: value("shoal_hand_off_bytes_total"),
-        due: tokens.context("an answer without usage")? as f64 * KV_BYTES * moved / questions.len() as f64,
+        due: (bytes_of(&lengths[..count_moved]), bytes_of(&lengths[lengths.len() - count_moved..])),
         hand_off: Duration::from_secs_f64(value("shoal_hand_off_seconds_sum") / count.max(1.0)),
         took,
     })
