@@ -23,6 +23,9 @@ pub(super) const MARK: &str = "SHOAL_LAN_HOST";
 /// How long killed processes may take to be gone.
 const KILL_DEADLINE: Duration = Duration::from_secs(10);
 
+/// How long a process may be in the midst of becoming another program.
+const EXEC_DEADLINE: Duration = Duration::from_secs(5);
+
 /// A network namespace with a name, deleted with all processes in it when dropped.
 #[derive(Debug)]
 pub(super) struct Namespace {
@@ -126,9 +129,29 @@ fn processes_in(path: &Path) -> Result<Vec<u32>> {
         // Zombies and processes that have just ended have no namespace to look at.
         let namespace = fs::metadata(format!("/proc/{pid}/ns/net"));
         namespace.is_ok_and(|found| (found.dev(), found.ino()) == (wanted.dev(), wanted.ino()))
-            || fs::read(format!("/proc/{pid}/environ")).is_ok_and(|variables| {
-                variables.split(|byte| *byte == 0).any(|entry| entry == mark.as_bytes())
-            })
+            || environment_of(*pid).split(|byte| *byte == 0).any(|entry| entry == mark.as_bytes())
     };
     Ok(pids.filter(|&pid| pid != std::process::id()).filter(inside).collect())
+}
+
+/// What a process was started with; nothing if there is no such process or it is a zombie. In the midst of becoming
+/// another program a process shows none either, so a child that shows none is asked again.
+fn environment_of(pid: u32) -> Vec<u8> {
+    let start = Instant::now();
+    loop {
+        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        if !environment.is_empty() || start.elapsed() > EXEC_DEADLINE || !is_running_child(pid) {
+            return environment;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Whether a process was started by this one and has not ended.
+fn is_running_child(pid: u32) -> bool {
+    // PID (NAME) STATE PARENT ..., where the name may hold anything.
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let mut fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+    let running = fields.next().is_some_and(|state| state != "Z" && state != "X");
+    running && fields.next().and_then(|parent| parent.parse().ok()) == Some(std::process::id())
 }
