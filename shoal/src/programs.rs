@@ -10,7 +10,9 @@ use crate::logging;
 const TUNABLES: &str = "GLIBC_TUNABLES";
 
 /// Large blocks are asked of the kernel in huge pages: weights and KV caches are read from end to end at every step (ADR 0016).
-const HUGE_PAGES: &str = "glibc.malloc.hugetlb=1";
+/// From 1 MiB on, which is where a batch's rows are, a block goes back to the kernel when it is freed: by itself glibc comes to
+/// keep ever larger ones, and workers pieces of them.
+const WORKERS_MEMORY: &str = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=1048576";
 
 /// This program again, with another command, the same folders, and the log of this one.
 pub(crate) fn this_program(globals: &Globals, command: &str) -> Result<WorkerCommand> {
@@ -21,7 +23,7 @@ pub(crate) fn this_program(globals: &Globals, command: &str) -> Result<WorkerCom
     env.extend(given);
     // What somebody has tuned stays as it is.
     if cfg!(target_os = "linux") && std::env::var_os(TUNABLES).is_none() {
-        env.push((TUNABLES.into(), HUGE_PAGES.into()));
+        env.push((TUNABLES.into(), WORKERS_MEMORY.into()));
     }
     Ok(WorkerCommand { program, args: vec![command.into()], env })
 }

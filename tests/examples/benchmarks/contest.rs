@@ -40,17 +40,7 @@ pub(crate) struct Row {
 impl Contest<'_> {
     /// Runs a closed loop; `figures` of its report.
     pub(crate) fn run(&self, name: &str, load: &Load, figures: &[&str]) -> Result<Vec<Row>> {
-        let Load { at_once, requests, prompt, answer } = load;
-        self.bench(
-            name,
-            &[
-                ("--concurrency", at_once.to_string()),
-                ("--requests", requests.to_string()),
-                ("--prompt-tokens", prompt.to_string()),
-                ("--max-tokens", answer.to_string()),
-            ],
-            figures,
-        )
+        self.bench(name, &load.options(), figures)
     }
 
     /// Seven answers begin together, and a long prompt comes while they are written.
@@ -65,21 +55,46 @@ impl Contest<'_> {
     }
 
     fn bench(&self, name: &str, load: &[(&str, String)], figures: &[&str]) -> Result<Vec<Row>> {
-        let mut command = Command::new(shoal_binary()?);
-        command.args(["bench", "serve", &self.ours, "--vs", &self.theirs, "--json"]);
-        command.args(["--rounds", &self.arguments.rounds.to_string(), "--body", r#"{"ignore_eos": true}"#]);
-        command.arg("--model").arg(&self.arguments.model).stderr(Stdio::inherit());
-        for (option, value) in load {
-            command.arg(option).arg(value);
-        }
-        let output = command.output().context("running shoal bench serve")?;
-        ensure!(output.status.success(), "shoal bench serve ended with {}", output.status);
-        let report: Value = serde_json::from_slice(&output.stdout)?;
-        for server in report["servers"].as_array().context("no servers in the report")? {
-            ensure!(server["failed"] == 0, "{name}: requests failed: {}", server["failures"]);
-        }
+        let rounds = self.arguments.rounds.to_string();
+        let servers = [&self.ours, "--vs", &self.theirs, "--rounds", &rounds];
+        let report = report(self.arguments, &servers, load).with_context(|| name.to_owned())?;
         figures.iter().map(|figure| Row::new(name, figure, &report)).collect()
     }
+}
+
+impl Load {
+    fn options(&self) -> [(&'static str, String); 4] {
+        let Self { at_once, requests, prompt, answer } = self;
+        [
+            ("--concurrency", at_once.to_string()),
+            ("--requests", requests.to_string()),
+            ("--prompt-tokens", prompt.to_string()),
+            ("--max-tokens", answer.to_string()),
+        ]
+    }
+}
+
+/// A figure of one server by itself.
+pub(crate) fn alone(arguments: &Arguments, server: &str, load: &Load, figure: &str) -> Result<f64> {
+    let report = report(arguments, &[server], &load.options())?;
+    value(&report["servers"][0], figure).with_context(|| format!("no {figure} in the report"))
+}
+
+/// What `shoal bench serve` says of servers under a load, none of whose requests failed.
+fn report(arguments: &Arguments, servers: &[&str], load: &[(&str, String)]) -> Result<Value> {
+    let mut command = Command::new(shoal_binary()?);
+    command.args(["bench", "serve", "--json", "--body", r#"{"ignore_eos": true}"#]).args(servers);
+    command.arg("--model").arg(&arguments.model).stderr(Stdio::inherit());
+    for (option, value) in load {
+        command.arg(option).arg(value);
+    }
+    let output = command.output().context("running shoal bench serve")?;
+    ensure!(output.status.success(), "shoal bench serve ended with {}", output.status);
+    let report: Value = serde_json::from_slice(&output.stdout)?;
+    for server in report["servers"].as_array().context("no servers in the report")? {
+        ensure!(server["failed"] == 0, "requests failed: {}", server["failures"]);
+    }
+    Ok(report)
 }
 
 impl Row {

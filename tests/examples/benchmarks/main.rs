@@ -6,6 +6,7 @@
 
 mod contest;
 mod instructions;
+mod pages;
 mod peer;
 mod soak;
 mod start;
@@ -51,6 +52,8 @@ enum Table {
     ColdStart,
     /// Three stage processes against one
     Stages,
+    /// Servers that are alike, with and without huge pages
+    Pages,
     /// Instructions and allocations of Rust code per token, by valgrind
     Instructions,
     /// 200 streams at once, and what the processes hold meanwhile
@@ -65,6 +68,7 @@ async fn main() -> Result<()> {
         Table::LongPrompt => long_prompt(&arguments).await,
         Table::ColdStart => start::cold_start(&arguments).await,
         Table::Stages => stages(&arguments).await,
+        Table::Pages => pages::pages(&arguments).await,
         Table::Instructions => instructions::instructions(&arguments).await,
         Table::Soak => soak::soak(&arguments).await,
     }

@@ -54,7 +54,7 @@ async fn first_token(url: &str, started: Instant) -> Result<f64> {
 }
 
 /// Sorts, too.
-fn median(values: &mut [f64]) -> f64 {
+pub(crate) fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
 }
