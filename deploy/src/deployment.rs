@@ -260,6 +260,14 @@ impl Deployment {
         }
     }
 
+    /// The same with numbers for programs.
+    pub fn note_with(&self, kind: EventKind, text: &str, facts: &Value) {
+        tracing::info!(kind = kind.as_str(), %facts, "{text}");
+        if let Err(error) = self.0.registry.tell_with(kind, text, facts) {
+            tracing::warn!(%error, "an event could not be kept");
+        }
+    }
+
     /// Which plan is desired.
     pub fn desired(&self) -> Option<u64> {
         self.0.goal.borrow().as_ref().map(|goal| goal.id)
