@@ -158,6 +158,11 @@ impl Fleet {
         self.0.meter.tell_adaptation(adaptation);
     }
 
+    /// Counts a decision about it, for metrics: what it was, in a word of which there are few.
+    pub fn count_decision(&self, what: &'static str) {
+        self.0.meter.decided(what);
+    }
+
     /// What each replica does that is to stay, and who waits.
     pub fn loads(&self) -> (Vec<ReplicaLoad>, Lines) {
         let queue = self.0.dispatch.queue();

@@ -3,6 +3,7 @@
 
 mod window;
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -31,6 +32,7 @@ struct Inner {
     running: FxHashMap<u64, Arc<AtomicU32>>,
     next: u64,
     adaptation: Option<Adaptation>,
+    decisions: BTreeMap<&'static str, u64>,
 }
 
 /// An answer that has not ended. Dropping it ends it.
@@ -57,7 +59,13 @@ pub struct Adaptation {
 impl Meter {
     pub(crate) fn new() -> Arc<Self> {
         let window = Window::new(SPAN, Duration::ZERO);
-        let inner = Inner { window, running: FxHashMap::default(), next: 0, adaptation: None };
+        let inner = Inner {
+            window,
+            running: FxHashMap::default(),
+            next: 0,
+            adaptation: None,
+            decisions: BTreeMap::new(),
+        };
         Arc::new(Self { started: Instant::now(), inner: Mutex::new(inner) })
     }
 
@@ -91,6 +99,16 @@ impl Meter {
     /// Says what is made of it.
     pub(crate) fn tell_adaptation(&self, adaptation: Adaptation) {
         self.lock().adaptation = Some(adaptation);
+    }
+
+    /// Something was decided: what, in a word of which there are few.
+    pub(crate) fn decided(&self, what: &'static str) {
+        *self.lock().decisions.entry(what).or_default() += 1;
+    }
+
+    /// How often each was.
+    pub(crate) fn decisions(&self) -> Vec<(&'static str, u64)> {
+        self.lock().decisions.iter().map(|(what, times)| (*what, *times)).collect()
     }
 
     /// What was last said.

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use cluster::{CountedLengths, Demand};
 
-/// Buckets in a window: one in which a bucket's border is where it should not be is off by four per cent.
-pub(crate) const BUCKETS: u32 = 24;
+/// Buckets in a window: five seconds each in one of five minutes, so that a change is seen as soon as there is enough of it.
+pub(crate) const BUCKETS: u32 = 60;
 
 /// Bins to a doubling of a length.
 const BINS_PER_DOUBLING: usize = 4;
@@ -82,34 +82,38 @@ impl Window {
 
     /// All that it holds; beside it answers run that have so many tokens.
     pub(crate) fn demand(&self, running: &[u32], now: Duration) -> Demand {
-        self.last(u64::from(BUCKETS), running, now)
+        // The longest stretch is the last.
+        self.stretches(running, now).last().unwrap_or_default()
     }
 
     /// The shortest stretch up to now in which there is enough; none if there is not.
     pub(crate) fn recent(&self, enough: Enough, running: &[u32], now: Duration) -> Option<Demand> {
-        let stretches = (1..=u64::from(BUCKETS)).map(|buckets| self.last(buckets, running, now));
         let is_enough = |demand: &Demand| {
             demand.prompt.count >= enough.requests
                 && demand.output.count >= enough.answers
                 && demand.span_ms >= enough.span.as_secs_f64() * 1e3
         };
-        stretches.into_iter().find(is_enough)
+        self.stretches(running, now).find(is_enough)
     }
 
-    /// The last so many buckets, the one that has begun among them.
-    fn last(&self, buckets: u64, running: &[u32], now: Duration) -> Demand {
-        let first = (self.number(now) + 1).saturating_sub(buckets);
-        let begin = self.width.as_secs_f64() * first as f64;
-        let span = now.as_secs_f64() - begin.max(self.began.as_secs_f64());
+    /// The last bucket, the last two, and so on to all.
+    fn stretches<'a>(&'a self, running: &'a [u32], now: Duration) -> impl Iterator<Item = Demand> + 'a {
+        let last = self.number(now);
         let (mut prompts, mut answers) = (Tally::default(), Tally::default());
-        for (_, bucket) in self.buckets.iter().filter(|(number, _)| *number >= first) {
-            prompts.merge(&bucket.prompts);
-            answers.merge(&bucket.answers);
-        }
-        let (mean, any_ended) = (answers.mean(), answers.count > 0);
-        let is_long = |tokens: &&u32| any_ended && f64::from(**tokens) > mean;
-        running.iter().filter(is_long).for_each(|&tokens| answers.add(tokens));
-        Demand { span_ms: span.max(0.0) * 1e3, prompt: prompts.lengths(), output: answers.lengths() }
+        let mut older = self.buckets.iter().rev().peekable();
+        (1..=u64::from(BUCKETS)).map(move |buckets| {
+            let first = (last + 1).saturating_sub(buckets);
+            while let Some((_, bucket)) = older.next_if(|(number, _)| *number >= first) {
+                prompts.merge(&bucket.prompts);
+                answers.merge(&bucket.answers);
+            }
+            let begin = (self.width.as_secs_f64() * first as f64).max(self.began.as_secs_f64());
+            Demand {
+                span_ms: (now.as_secs_f64() - begin).max(0.0) * 1e3,
+                prompt: prompts.lengths(),
+                output: with_running(&answers, running).lengths(),
+            }
+        })
     }
 
     fn number(&self, now: Duration) -> u64 {
@@ -128,6 +132,16 @@ impl Window {
         let last = self.buckets.len() - 1;
         &mut self.buckets[last].1
     }
+}
+
+/// With those that are longer already than these are in the mean.
+fn with_running(ended: &Tally, running: &[u32]) -> Tally {
+    let mut answers = ended.clone();
+    if ended.count > 0 {
+        let mean = ended.mean();
+        running.iter().filter(|&&tokens| f64::from(tokens) > mean).for_each(|&tokens| answers.add(tokens));
+    }
+    answers
 }
 
 impl Default for Tally {
@@ -177,7 +191,7 @@ mod tests {
 
     use super::*;
 
-    const SPAN: Duration = Duration::from_secs(24);
+    const SPAN: Duration = Duration::from_secs(60);
 
     fn seconds(s: f64) -> Duration {
         Duration::from_secs_f64(s)
@@ -197,7 +211,7 @@ mod tests {
         let young = window.demand(&[], seconds(110.0));
         near(young.level().requests_per_second, 1.0);
         assert_eq!((young.prompt.count, young.prompt.mean, young.prompt.deviation), (10, 50.0, 0.0));
-        assert_eq!(window.demand(&[], seconds(131.9)).prompt.count, 2);
+        assert_eq!(window.demand(&[], seconds(167.9)).prompt.count, 2);
         assert_eq!(window.demand(&[], seconds(200.0)).prompt.count, 0);
     }
 

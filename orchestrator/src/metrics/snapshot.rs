@@ -26,6 +26,8 @@ pub(crate) struct Snapshot {
     pub(crate) queue_limit: usize,
     /// Requests that wait for a slot to be decoded in, with their first tokens.
     pub(crate) queued_to_decode: usize,
+    /// What was decided about it, and how often.
+    pub(crate) decisions: Vec<(&'static str, u64)>,
     /// What is asked for of late.
     pub(crate) demand: DemandLevel,
     /// Of each replica.
@@ -132,6 +134,9 @@ impl Snapshot {
             ("demand_prompt_tokens", "Mean length of their prompts", prompt_tokens),
             ("demand_answer_tokens", "Mean length of the answers of the last minutes", answer_tokens),
         ];
+        let decisions = self.decisions.iter().map(|(what, times)| ([("decision", *what)], *times));
+        told("adaptations", "Decisions about what is asked for, by what they were")
+            .counters(encoder, decisions.collect())?;
         of.into_iter()
             .try_for_each(|(name, help, value)| told(name, help).gauges(encoder, vec![(NONE, value)]))
     }
