@@ -15,4 +15,4 @@ pub use outlook::{Outlook, outlook};
 pub use reload::{Payoff, Reload, weigh};
 pub use roles::{Flip, RoleChoice, Runner, Situation, Speed, Waiting, choose_roles};
 pub use tuning::Tuning;
-pub use watcher::{Cause, Line, Quantity, Watcher};
+pub use watcher::{Cause, Line, Outcome, Quantity, Watcher};

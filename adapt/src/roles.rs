@@ -181,9 +181,8 @@ impl Stage {
 
     /// What requests go through; none if somebody waits longer than `most` seconds.
     fn outlook(&self, roles: &[Role], most: f64) -> Option<Outlook> {
-        let all = |role: Role| roles.iter().all(|one| *one == role);
-        // With one role missing, those of the other do both.
-        let is_lacking = all(Role::Prefill) || all(Role::Decode);
+        // Then those of the other role do both.
+        let is_lacking = lacks_one(roles);
         let replica = |(role, (slots, per_token, tpot)): (&Role, &(usize, f64, Vec<f64>))| {
             let role = if is_lacking { Role::Mixed } else { *role };
             let slots = if role == Role::Prefill { 0 } else { *slots };
@@ -196,6 +195,10 @@ impl Stage {
 
     /// Of two assignments the better: the fewer changes the better, if they are alike.
     fn improve(&self, present: &[Role], best: &mut (Vec<Role>, Outlook, f64), roles: &[Role]) -> bool {
+        // Who is to do both is to be called so.
+        if lacks_one(roles) {
+            return false;
+        }
         let flips = present.iter().zip(roles).filter(|(a, b)| a != b).count();
         let price = flips as f64 * FLIP_S;
         let Some(outlook) = self.outlook(roles, best.2 - price) else { return false };
@@ -235,6 +238,12 @@ impl Stage {
         }
         (best.0, best.1)
     }
+}
+
+/// Whether nobody prefills, or nobody decodes.
+fn lacks_one(roles: &[Role]) -> bool {
+    let all = |role: Role| roles.iter().all(|one| *one == role);
+    all(Role::Prefill) || all(Role::Decode)
 }
 
 /// Those that wait, and those that will come.
@@ -295,7 +304,8 @@ mod tests {
         assert!(!fitting.is_worth_it(&Tuning::default()), "{fitting:?}");
         let shifted = choose_roles(&situation(&PPPD, 1.0, 100.0, 170.0)).unwrap();
         assert!(shifted.is_worth_it(&Tuning::default()), "{shifted:?}");
-        assert!(shifted.flips.iter().all(|flip| flip.from == Role::Prefill && flip.to != Role::Prefill));
+        let is_helpful = |flip: &Flip| flip.from != flip.to && flip.to != Role::Prefill;
+        assert!(shifted.flips.iter().all(is_helpful), "{shifted:?}");
         assert!(shifted.now.max_wait_s > 5.0 * shifted.then.max_wait_s, "{shifted:?}");
     }
 

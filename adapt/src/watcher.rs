@@ -1,10 +1,11 @@
 //! Notices that what is asked for has left the range that was planned for, and that it waits. Pure: times are handed in.
 //!
 //! What is asked for is three numbers: requests a second, tokens of a prompt, tokens of an answer. Each has left its range when it
-//! is `leaves_at` times what was planned, or that part of it; it is back when it is within `returns_at`. Between the two
-//! nothing changes, so a number at the border does not come and go. One that is outside for `dwell` without being back is a
-//! cause to decide; after a decision there is none for `rest`, and what was decided for is what is planned from then on. While
-//! nobody has said what is planned, the first demand that there is enough of is taken for it.
+//! is `leaves_at` times the highest that was planned for, or that part of the lowest; it is back when it is within `returns_at`.
+//! Between the two nothing changes, so a number at the border does not come and go. One that is outside for `dwell` without being
+//! back is a cause to decide; after a decision there is none for `rest`. If something was changed, it was for what is asked for
+//! now, and that alone is planned for; if nothing was better, the range is as much wider, so what comes and goes every hour is
+//! decided about once. While nobody has said what is planned, the first demand that there is enough of is taken for it.
 //!
 //! The other cause is a line longer than all slots together, for as long: then whoever planned was wrong about how fast replicas are,
 //! which by now is observed. Where nothing helps against it, it is asked for half as often each time.
@@ -12,7 +13,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use cluster::{Demand, DemandLevel};
+use cluster::{Demand, DemandLevel, DemandRange};
 use serde::Serialize;
 
 use crate::tuning::Tuning;
@@ -28,7 +29,7 @@ pub enum Cause {
     Left {
         /// Which.
         quantity: Quantity,
-        /// What was planned.
+        /// The nearest that was planned for.
         planned: f64,
         /// What it is.
         seen: f64,
@@ -63,11 +64,20 @@ pub struct Line {
     pub slots: usize,
 }
 
+/// What came of a cause.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// Something is another way now.
+    Changed,
+    /// All stays.
+    Kept,
+}
+
 /// Looks at what is asked for now and then.
 #[derive(Debug)]
 pub struct Watcher {
     tuning: Tuning,
-    planned: Option<DemandLevel>,
+    planned: Option<DemandRange>,
     /// What is outside, and since when.
     outside: Option<(Duration, Cause)>,
     /// Since when the line is long.
@@ -84,7 +94,7 @@ impl Watcher {
     pub fn new(tuning: Tuning, planned: Option<DemandLevel>) -> Self {
         Self {
             tuning,
-            planned,
+            planned: planned.map(DemandRange::of),
             outside: None,
             long_since: None,
             rests_until: Duration::ZERO,
@@ -94,7 +104,7 @@ impl Watcher {
     }
 
     /// What is planned for.
-    pub fn planned(&self) -> Option<DemandLevel> {
+    pub fn planned(&self) -> Option<DemandRange> {
         self.planned
     }
 
@@ -105,9 +115,12 @@ impl Watcher {
 
     /// Looks at what is asked for, if there is enough to go by; gives a cause if something should be decided now.
     pub fn look(&mut self, now: Duration, demand: Option<&Demand>, line: Line) -> Option<Cause> {
-        let demand = demand?.level();
+        let Some(demand) = demand.map(Demand::level) else {
+            (self.outside, self.long_since) = (None, None);
+            return None;
+        };
         let Some(planned) = self.planned else {
-            self.planned = Some(demand);
+            self.planned = Some(DemandRange::of(demand));
             return None;
         };
         self.note_range(now, planned, demand);
@@ -123,9 +136,12 @@ impl Watcher {
         is_long.then_some(Cause::Waits { requests: line.waiting, slots: line.slots })
     }
 
-    /// Something was decided because of a cause, even if that was to change nothing: what is asked for now is what is planned.
-    pub fn settle(&mut self, now: Duration, cause: Cause, planned: DemandLevel) {
-        self.planned = Some(planned);
+    /// It was decided because of a cause, about what was asked for then.
+    pub fn settle(&mut self, now: Duration, (cause, outcome): (Cause, Outcome), about: DemandLevel) {
+        self.planned = match (outcome, self.planned) {
+            (Outcome::Kept, Some(planned)) => Some(planned.with(about)),
+            _ => Some(DemandRange::of(about)),
+        };
         self.outside = None;
         self.rests_until = now + self.tuning.rest;
         if matches!(cause, Cause::Waits { .. }) {
@@ -135,7 +151,7 @@ impl Watcher {
         self.long_since = None;
     }
 
-    fn note_range(&mut self, now: Duration, planned: DemandLevel, seen: DemandLevel) {
+    fn note_range(&mut self, now: Duration, planned: DemandRange, seen: DemandLevel) {
         let (cause, ratio) = farthest(planned, seen);
         self.outside = match self.outside {
             Some(_) if ratio < self.tuning.returns_at => None,
@@ -156,11 +172,16 @@ impl Watcher {
 }
 
 /// Which number is farthest from what was planned, and how many times that it is, or what part.
-fn farthest(planned: DemandLevel, seen: DemandLevel) -> (Cause, f64) {
+fn farthest(planned: DemandRange, seen: DemandLevel) -> (Cause, f64) {
+    let number = |quantity, of: fn(&DemandLevel) -> f64| {
+        let seen = of(&seen);
+        // Within the range that is the number itself.
+        (quantity, seen.max(of(&planned.low)).min(of(&planned.high)), seen)
+    };
     let of = [
-        (Quantity::RequestsPerSecond, planned.requests_per_second, seen.requests_per_second),
-        (Quantity::PromptTokens, planned.prompt_tokens, seen.prompt_tokens),
-        (Quantity::AnswerTokens, planned.answer_tokens, seen.answer_tokens),
+        number(Quantity::RequestsPerSecond, |level| level.requests_per_second),
+        number(Quantity::PromptTokens, |level| level.prompt_tokens),
+        number(Quantity::AnswerTokens, |level| level.answer_tokens),
     ];
     let ratio = |planned: f64, seen: f64| {
         let (low, high) = (planned.min(seen), planned.max(seen));
@@ -215,12 +236,12 @@ mod tests {
         let mut watcher = Watcher::new(Tuning::default(), None);
         assert_eq!(watcher.look(at(0.0), None, SHORT), None);
         assert_eq!(watcher.look(at(1.0), Some(&demand(1.0, 1000.0, 50.0)), SHORT), None);
-        assert_eq!(watcher.planned(), Some(demand(1.0, 1000.0, 50.0).level()));
+        assert_eq!(watcher.planned(), Some(DemandRange::of(demand(1.0, 1000.0, 50.0).level())));
         let long_answers = demand(1.0, 1000.0, 200.0);
         assert_eq!(watcher.look(at(2.0), Some(&long_answers), SHORT), None, "not for long");
         let cause = watcher.look(at(12.0), Some(&long_answers), SHORT).unwrap();
         assert_eq!(cause.to_string(), "answers have 200 tokens in the mean, and 50 were planned for");
-        watcher.settle(at(12.0), cause, long_answers.level());
+        watcher.settle(at(12.0), (cause, Outcome::Changed), long_answers.level());
         let short_prompts = demand(1.0, 100.0, 200.0);
         assert_eq!(watcher.look(at(13.0), Some(&short_prompts), SHORT), None);
         assert_eq!(watcher.look(at(41.0), Some(&short_prompts), SHORT), None, "it rests");
@@ -242,6 +263,31 @@ mod tests {
     }
 
     #[test]
+    fn what_was_decided_about_without_a_change_is_no_cause_again() {
+        let mut watcher = planned();
+        let mut causes = 0;
+        // Quiet and busy minutes in turn.
+        for second in 0..1200 {
+            let rate = if second / 60 % 2 == 0 { 1.0 } else { 3.0 };
+            let seen = demand(rate, 1000.0, 50.0);
+            if let Some(cause) = watcher.look(at(f64::from(second)), Some(&seen), SHORT) {
+                causes += 1;
+                watcher.settle(at(f64::from(second)), (cause, Outcome::Kept), seen.level());
+            }
+        }
+        assert_eq!(causes, 1);
+        let range = watcher.planned().unwrap();
+        assert_eq!((range.low.requests_per_second, range.high.requests_per_second), (1.0, 3.0));
+        // A change is for the present alone.
+        let seen = demand(9.0, 1000.0, 50.0);
+        watcher.look(at(1300.0), Some(&seen), SHORT);
+        let cause = watcher.look(at(1310.0), Some(&seen), SHORT).unwrap();
+        assert!(matches!(cause, Cause::Left { planned, .. } if planned == 3.0), "{cause:?}");
+        watcher.settle(at(1310.0), (cause, Outcome::Changed), seen.level());
+        assert_eq!(watcher.planned(), Some(DemandRange::of(seen.level())));
+    }
+
+    #[test]
     fn less_than_was_planned_is_a_cause_as_more_is() {
         let mut watcher = planned();
         let few = demand(0.5, 1000.0, 50.0);
@@ -258,7 +304,7 @@ mod tests {
             let now = at(f64::from(second));
             if let Some(cause) = watcher.look(now, Some(&same), line) {
                 assert_eq!(cause, Cause::Waits { requests: 9, slots: 8 });
-                watcher.settle(now, cause, same.level());
+                watcher.settle(now, (cause, Outcome::Kept), same.level());
                 times.push(second);
             }
         }
@@ -278,7 +324,7 @@ mod tests {
                 if let Some(cause) = watcher.look(at(now), Some(&seen), Line { waiting, slots: 8 }) {
                     let tuning = Tuning::default();
                     prop_assert!(last.is_none_or(|last| now - last >= tuning.rest.as_secs_f64() - 1e-6));
-                    watcher.settle(at(now), cause, seen.level());
+                    watcher.settle(at(now), (cause, Outcome::Kept), seen.level());
                     last = Some(now);
                 }
             }

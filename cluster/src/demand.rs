@@ -39,6 +39,15 @@ pub struct DemandLevel {
     pub answer_tokens: f64,
 }
 
+/// Levels from the lowest to the highest, number by number.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct DemandRange {
+    /// The lowest of each.
+    pub low: DemandLevel,
+    /// The highest of each.
+    pub high: DemandLevel,
+}
+
 /// A log-normal distribution with a larger one has its mean from a few lengths that hardly ever come.
 const MOST_VARIATION: f64 = 3.0;
 
@@ -80,7 +89,29 @@ impl CountedLengths {
     }
 }
 
+impl DemandRange {
+    /// Of one level.
+    pub const fn of(level: DemandLevel) -> Self {
+        Self { low: level, high: level }
+    }
+
+    /// The same with this level in it.
+    #[must_use]
+    pub fn with(self, level: DemandLevel) -> Self {
+        Self { low: self.low.by(level, f64::min), high: self.high.by(level, f64::max) }
+    }
+}
+
 impl DemandLevel {
+    /// Number by number.
+    fn by(self, other: Self, choose: fn(f64, f64) -> f64) -> Self {
+        Self {
+            requests_per_second: choose(self.requests_per_second, other.requests_per_second),
+            prompt_tokens: choose(self.prompt_tokens, other.prompt_tokens),
+            answer_tokens: choose(self.answer_tokens, other.answer_tokens),
+        }
+    }
+
     /// Of a workload.
     pub fn of(workload: &Workload) -> Self {
         Self {
@@ -117,6 +148,10 @@ mod tests {
         assert_eq!(DemandLevel::of(&workload), level);
         assert_eq!((workload.requests, workload.slot_context), (120, 4096));
         assert_eq!(workload.prompt.spread, Spread::LogNormal(0.5));
+        let low = DemandLevel { prompt_tokens: 100.0, answer_tokens: 90.0, ..level };
+        let range = DemandRange::of(level).with(low);
+        assert_eq!((range.low.prompt_tokens, range.high.prompt_tokens), (100.0, 300.0));
+        assert_eq!((range.low.answer_tokens, range.high.answer_tokens), (80.0, 90.0));
         let silent = Demand { output: CountedLengths::default(), ..demand };
         assert_eq!(silent.workload(&like, Millis(60_000.0)), None);
     }

@@ -20,7 +20,7 @@ mod units;
 mod workload;
 
 pub use correction::Correction;
-pub use demand::{CountedLengths, Demand, DemandLevel};
+pub use demand::{CountedLengths, Demand, DemandLevel, DemandRange};
 pub use device::{
     BlockCurves, ColdCall, ColdCallError, ComputeBuffers, Device, DeviceId, DeviceMemory, DeviceProfile,
     NodeId, ProcessorProfile, Surface, SurfaceError,

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use cluster::{Demand, DemandLevel};
+use cluster::{Demand, DemandRange};
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
@@ -49,7 +49,7 @@ pub struct Adaptation {
     /// What may be changed: nothing, roles, or the whole plan.
     pub mode: String,
     /// What the present roles and plan were made for, once that is known.
-    pub planned: Option<DemandLevel>,
+    pub planned: Option<DemandRange>,
     /// What of it is outside of the planned range, and since when in words.
     pub outside: Option<String>,
     /// The last decision and its reason.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use cluster::{Bytes, DemandLevel};
+use cluster::{Bytes, DemandRange};
 use comfy_table::{Table, presets};
 use deploy::StepView;
 use serde::{Deserialize, Serialize};
@@ -77,7 +77,7 @@ struct Workload {
 #[derive(Debug, Deserialize)]
 struct Adaptation {
     mode: String,
-    planned: Option<DemandLevel>,
+    planned: Option<DemandRange>,
     outside: Option<String>,
     last: Option<String>,
 }
@@ -239,10 +239,16 @@ fn workload_text(workload: &Workload) -> String {
          of {answer_tokens:.0}"
     );
     let Some(Adaptation { mode, planned, outside, last }) = adaptation else { return text };
-    if let Some(DemandLevel { requests_per_second, prompt_tokens, answer_tokens }) = planned {
+    if let Some(DemandRange { low, high }) = planned {
         let _ = write!(
             text,
-            "; planned for: {requests_per_second:.2} requests/s, {prompt_tokens:.0} and {answer_tokens:.0} tokens"
+            "; planned for: {:.2} to {:.2} requests/s, {:.0} to {:.0} and {:.0} to {:.0} tokens",
+            low.requests_per_second,
+            high.requests_per_second,
+            low.prompt_tokens,
+            high.prompt_tokens,
+            low.answer_tokens,
+            high.answer_tokens
         );
     }
     let _ = write!(text, " (--adapt {mode})");
@@ -414,14 +420,17 @@ mod tests {
             "object": "workload", "window_s": 300.0, "requests_per_second": 1.5, "prompt_tokens": 82.4,
             "answer_tokens": 160.0, "adaptation": {
                 "mode": "roles", "outside": null, "last": "replica 1 from prefill to decode",
-                "planned": { "requests_per_second": 1.5, "prompt_tokens": 810.0, "answer_tokens": 16.0 },
+                "planned": {
+                    "low": { "requests_per_second": 1.0, "prompt_tokens": 80.0, "answer_tokens": 16.0 },
+                    "high": { "requests_per_second": 1.5, "prompt_tokens": 810.0, "answer_tokens": 160.0 },
+                },
             },
         });
         let shown = workload_text(&Workload::deserialize(&workload).unwrap());
         assert_eq!(
             shown,
-            "in the last 300 s: 1.50 requests/s, prompts of 82 tokens, answers of 160; planned for: 1.50 requests/s, 810 \
-             and 16 tokens (--adapt roles)\n  replica 1 from prefill to decode"
+            "in the last 300 s: 1.50 requests/s, prompts of 82 tokens, answers of 160; planned for: 1.00 to 1.50 \
+             requests/s, 80 to 810 and 16 to 160 tokens (--adapt roles)\n  replica 1 from prefill to decode"
         );
     }
 

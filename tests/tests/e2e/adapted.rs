@@ -19,7 +19,7 @@ async fn when_answers_become_long_a_prefill_replica_decodes_and_the_reason_is_to
     let before = workers();
     let halves = [
         Half { requests: 30, rate: 8.0, prompt: 600, answer: 8 },
-        Half { requests: 70, rate: 8.0, prompt: 40, answer: 160 },
+        Half { requests: 44, rate: 8.0, prompt: 40, answer: 160 },
     ];
     // All answers are whole, whoever's role flips under them.
     send(&bed.server, &halves).await.unwrap();

@@ -5,7 +5,9 @@ mod target;
 
 use std::time::Duration;
 
-use adapt::{Cause, Line, RoleChoice, Runner, Situation, Speed, Tuning, Waiting, Watcher, choose_roles};
+use adapt::{
+    Cause, Line, Outcome, RoleChoice, Runner, Situation, Speed, Tuning, Waiting, Watcher, choose_roles,
+};
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use cluster::{Demand, DemandLevel, Millis, Workload};
@@ -169,12 +171,16 @@ impl Adapter {
         let facts = json!({ "cause": cause, "demand": demand, "planned": self.watcher.planned() });
         self.target.note(EventKind::WorkloadLeft, &format!("something else is asked for: {cause}"), &facts);
         let verdicts = [self.roles(&cause, &workload).await, self.plan(&workload).await];
+        let mut outcome = Outcome::Kept;
         for Verdict { kind, what, text, facts } in verdicts.into_iter().flatten() {
+            if matches!(what, "roles" | "plan") {
+                outcome = Outcome::Changed;
+            }
             self.target.note(kind, &text, &facts);
             self.fleet.count_decision(what);
             self.last = Some(text);
         }
-        self.watcher.settle(self.started.elapsed(), cause, demand.level());
+        self.watcher.settle(self.started.elapsed(), (cause, outcome), demand.level());
     }
 
     /// Roles are changed if others are better.
