@@ -410,7 +410,7 @@ impl Results {
 
 fn check_model(model: &Model) -> Result<(), Error> {
     let refuse = |reason: String| Err(Error::Unsupported { reason });
-    if model.content() == crate::Content::VocabularyOnly {
+    if *model.content() == crate::Content::VocabularyOnly {
         return refuse("only its vocabulary is loaded".to_owned());
     }
     if model.has_encoder() {

@@ -1,16 +1,17 @@
 //! The token embedding of a model, looked up by the first stage: the input rows of the first slice.
 //!
 //! An embedding file is a GGUF of architecture `shoal-embedding` that holds `token_embd.weight` as it is in the model,
-//! and the factor that the architecture multiplies rows with. It is mapped, so only the rows in use are read. A row is
-//! what llama.cpp's graph would compute: ggml's own dequantisation, then one multiplication, so it is equal to the bit.
+//! and the factor that the architecture multiplies rows with. Rows are read when they are used and kept by nobody but the system's
+//! page cache: mapped, they would pile up in the process, sixteen pages around each. A row is what llama.cpp's graph would
+//! compute: ggml's own dequantisation, then one multiplication, so it is equal to the bit.
 
 use std::ffi::{CString, c_void};
 use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
 use llama_sys as sys;
-use memmap2::Mmap;
 
 use crate::{Error, Token};
 
@@ -23,10 +24,12 @@ const TENSOR: &str = "token_embd.weight";
 /// An open embedding file.
 #[derive(Debug)]
 pub struct EmbeddingTable {
-    map: Mmap,
+    path: PathBuf,
+    file: File,
     /// Where the matrix begins in the file.
-    start: usize,
-    bytes_per_row: usize,
+    start: u64,
+    /// A row as it is in the file; kept for its memory.
+    bytes: Vec<u8>,
     n_embd: usize,
     n_tokens: u32,
     scale: f32,
@@ -47,28 +50,25 @@ struct Layout {
 }
 
 impl EmbeddingTable {
-    /// Maps `path`.
+    /// Opens `path` and reads its header.
     pub fn open(path: &Path) -> Result<Self, Error> {
         crate::init_logging();
         let fail = |reason: String| Error::Embedding { path: path.to_owned(), reason };
         let file = File::open(path).map_err(|error| fail(error.to_string()))?;
-        // SAFETY: slice files are written under another name, renamed when they are whole, and never written again
-        // (node's slice store), so the mapped bytes do not change or go away.
-        let map = unsafe { Mmap::map(&file) }.map_err(|error| fail(error.to_string()))?;
+        let length = file.metadata().map_err(|error| fail(error.to_string()))?.len();
         let layout = Header::read(path)?.layout().map_err(fail)?;
         let size = layout.bytes_per_row as u64 * u64::from(layout.n_tokens);
-        let end = layout.start.checked_add(size).filter(|end| *end <= map.len() as u64);
-        if end.is_none() {
-            let (start, length) = (layout.start, map.len());
+        if layout.start.checked_add(size).is_none_or(|end| end > length) {
+            let start = layout.start;
             return Err(fail(format!(
                 "{TENSOR} has {size} bytes from {start}, but the file ends at {length}"
             )));
         }
         Ok(Self {
-            // Fits: the end of the matrix is inside the map.
-            start: layout.start as usize,
-            map,
-            bytes_per_row: layout.bytes_per_row,
+            path: path.to_owned(),
+            file,
+            start: layout.start,
+            bytes: vec![0; layout.bytes_per_row],
             n_embd: layout.n_embd,
             n_tokens: layout.n_tokens,
             scale: layout.scale,
@@ -87,7 +87,7 @@ impl EmbeddingTable {
     }
 
     /// Puts the rows of `tokens` into `rows`, `[tokens, n_embd]`, in place of what it held. On an error `rows` is empty.
-    pub fn lookup(&self, tokens: &[Token], rows: &mut Vec<f32>) -> Result<(), Error> {
+    pub fn lookup(&mut self, tokens: &[Token], rows: &mut Vec<f32>) -> Result<(), Error> {
         rows.clear();
         let exists = |token: &Token| u32::try_from(token.0).is_ok_and(|id| id < self.n_tokens);
         if let Some(missing) = tokens.iter().find(|token| !exists(token)) {
@@ -95,14 +95,20 @@ impl EmbeddingTable {
         }
         rows.resize(tokens.len() * self.n_embd, 0.0);
         for (token, row) in tokens.iter().zip(rows.chunks_exact_mut(self.n_embd)) {
-            self.read_row(token.0 as usize, row);
+            if let Err(error) = self.read_row(token.0 as u64, row) {
+                rows.clear();
+                let reason = format!("reading the row of token {}: {error}", token.0);
+                return Err(Error::Embedding { path: self.path.clone(), reason });
+            }
         }
         Ok(())
     }
 
-    fn read_row(&self, index: usize, row: &mut [f32]) {
-        let start = self.start + index * self.bytes_per_row;
-        let bytes = &self.map[start..start + self.bytes_per_row];
+    fn read_row(&mut self, index: u64, row: &mut [f32]) -> io::Result<()> {
+        let Self { file, start, bytes, .. } = self;
+        // Inside the file: `open` has seen that the whole matrix is.
+        file.seek(SeekFrom::Start(*start + index * bytes.len() as u64))?;
+        file.read_exact(bytes)?;
         match self.to_float {
             // SAFETY: `bytes` holds one row of the type whose function this is, `row` has a row's length
             // (ggml.c, `ggml_get_type_traits`); ggml-cpu/ops.cpp reads rows at such offsets with the same function.
@@ -117,6 +123,7 @@ impl EmbeddingTable {
         if self.scale != 1.0 {
             row.iter_mut().for_each(|number| *number *= self.scale);
         }
+        Ok(())
     }
 }
 

@@ -38,4 +38,4 @@ pub use grammar::*;
 pub use memory::{MemoryBreakdown, MemoryPlace, MemoryUse, release_freed_memory};
 pub use model::{Content, ExtraBuffers, Gpus, LoadProgress, MemoryMap, Model, ModelParams};
 pub use sampler::*;
-pub use vocab::{AddSpecial, Special, Token, Vocab};
+pub use vocab::{AddSpecial, Special, Token, Vocab, VocabularyFacts};

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use llama_sys as sys;
 
 use crate::backend::{init_logging, with_errors};
-use crate::{Device, DeviceKind, Error, Vocab, devices};
+use crate::{Device, DeviceKind, Error, Vocab, VocabularyFacts, devices};
 
 /// How weights come from the file into memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -38,11 +38,13 @@ pub enum ExtraBuffers {
 }
 
 /// How much of a model is loaded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Content {
     /// Weights and vocabulary.
     #[default]
     Whole,
+    /// Weights, and instead of the vocabulary as many tokens without text: enough to compute logits.
+    WithoutText(VocabularyFacts),
     /// Vocabulary and metadata: enough to tokenise and to apply templates, not to make a context.
     VocabularyOnly,
 }
@@ -129,7 +131,7 @@ impl fmt::Debug for Model {
 
 impl Model {
     /// Loads `path`; of a split file, the first part.
-    pub fn load(path: &Path, params: ModelParams) -> Result<Self, Error> {
+    pub fn load(path: &Path, mut params: ModelParams) -> Result<Self, Error> {
         init_logging();
         let fail = |reason: String| Error::Load { path: path.to_owned(), reason };
         if !path.is_file() {
@@ -137,10 +139,17 @@ impl Model {
         }
         let c_path = c_path(path).ok_or_else(|| fail("llama.cpp cannot open a path like that".to_owned()))?;
         check_gpu(params.gpu_layers).map_err(fail)?;
-        let mut progress = Progress { callback: params.progress, stopped: false, panic: None };
+        let mut progress = Progress { callback: params.progress.take(), stopped: false, panic: None };
         // Ended by a null pointer: an empty list, or one GPU.
         let mut devices = [std::ptr::null_mut(), std::ptr::null_mut()];
-        let mut c_params = c_params(params.content, params.memory_map, params.extra_buffers);
+        let mut c_params = c_params(&params);
+        let overrides = match &params.content {
+            Content::WithoutText(facts) => without_text(facts).map_err(fail)?,
+            Content::Whole | Content::VocabularyOnly => Vec::new(),
+        };
+        if !overrides.is_empty() {
+            c_params.kv_overrides = overrides.as_ptr();
+        }
         if params.gpu_layers == 0 {
             // An empty list, not none: with none llama.cpp starts every GPU it finds, even if it then puts nothing on it.
             c_params.devices = devices.as_mut_ptr();
@@ -186,8 +195,8 @@ impl Model {
     }
 
     /// How much of it is loaded.
-    pub fn content(&self) -> Content {
-        self.0.content
+    pub fn content(&self) -> &Content {
+        &self.0.content
     }
 
     /// Number of blocks.
@@ -294,16 +303,48 @@ fn gpu(name: &str) -> Option<sys::ggml_backend_dev_t> {
     (!device.is_null()).then_some(device)
 }
 
-fn c_params(content: Content, memory_map: MemoryMap, extra_buffers: ExtraBuffers) -> sys::llama_model_params {
+fn c_params(params: &ModelParams) -> sys::llama_model_params {
     // SAFETY: returns a struct by value (llama-model.cpp).
-    let mut params = unsafe { sys::llama_model_default_params() };
-    params.load_mode = match memory_map {
+    let mut c_params = unsafe { sys::llama_model_default_params() };
+    c_params.load_mode = match params.memory_map {
         MemoryMap::Mapped => sys::LLAMA_LOAD_MODE_MMAP,
         MemoryMap::Read => sys::LLAMA_LOAD_MODE_NONE,
     };
-    params.use_extra_bufts = extra_buffers == ExtraBuffers::Repacked;
-    params.vocab_only = content == Content::VocabularyOnly;
-    params
+    c_params.use_extra_bufts = params.extra_buffers == ExtraBuffers::Repacked;
+    c_params.vocab_only = params.content == Content::VocabularyOnly;
+    c_params
+}
+
+/// Metadata that is read instead of the file's, so that llama.cpp makes tokens without text (llama-vocab.cpp, `load`, where
+/// the tokenizer is "none"); ended by an entry without a key.
+fn without_text(facts: &VocabularyFacts) -> Result<Vec<sys::llama_model_kv_override>, String> {
+    let n_tokens = i64::from(facts.n_tokens);
+    let mut tokenizer = metadata_entry("tokenizer.ggml.model", sys::LLAMA_KV_OVERRIDE_TYPE_STR)?;
+    tokenizer.__bindgen_anon_1.val_str = characters("none")?;
+    let key = format!("{}.vocab_size", facts.architecture);
+    let mut size = metadata_entry(&key, sys::LLAMA_KV_OVERRIDE_TYPE_INT)?;
+    size.__bindgen_anon_1.val_i64 = n_tokens;
+    Ok(vec![tokenizer, size, metadata_entry("", sys::LLAMA_KV_OVERRIDE_TYPE_INT)?])
+}
+
+fn metadata_entry(
+    key: &str,
+    tag: sys::llama_model_kv_override_type,
+) -> Result<sys::llama_model_kv_override, String> {
+    let value = sys::llama_model_kv_override__bindgen_ty_1 { val_i64: 0 };
+    Ok(sys::llama_model_kv_override { tag, key: characters(key)?, __bindgen_anon_1: value })
+}
+
+/// `text` as a C string in an array of llama.cpp's size.
+fn characters(text: &str) -> Result<[c_char; 128], String> {
+    let mut array = [0; 128];
+    if text.len() >= array.len() {
+        return Err(format!("{text:?} is longer than the {} bytes that llama.cpp takes", array.len() - 1));
+    }
+    for (character, byte) in array.iter_mut().zip(text.bytes()) {
+        *character = c_char::from_ne_bytes([byte]);
+    }
+    Ok(array)
 }
 
 #[cfg(unix)]

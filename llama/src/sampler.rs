@@ -16,7 +16,7 @@ use llama_sys as sys;
 
 use crate::grammar::{Constraint, Grammar, GrammarError};
 use crate::shim::{ShimError, ShimErrorKind};
-use crate::{Token, Vocab};
+use crate::{Error, Token, Vocab, VocabularyFacts};
 
 use chain::Chain;
 use penalties::Penalties;
@@ -212,10 +212,27 @@ pub struct Sampler {
 impl Sampler {
     /// A sampler that has accepted nothing yet, but the grammar's [`prefill`](Grammar::prefill).
     pub fn new(vocab: &Vocab, params: &SamplerParams) -> Result<Self, SamplerError> {
-        let n_vocab = vocab.n_tokens();
+        Self::by_facts(&vocab.facts(), || Ok(vocab.clone()), params)
+    }
+
+    /// As [`new`](Self::new), where the vocabulary is at hand only if it is asked for: a grammar needs its text.
+    pub fn by_facts(
+        facts: &VocabularyFacts,
+        vocab: impl FnOnce() -> Result<Vocab, Error>,
+        params: &SamplerParams,
+    ) -> Result<Self, SamplerError> {
+        let n_vocab = facts.n_tokens;
         params.check(n_vocab)?;
         let mut biases = params.logit_bias.clone();
-        biases.extend(suppressed(vocab, n_vocab).map(|token| LogitBias { token, bias: f32::NEG_INFINITY }));
+        let never = |token: &Token| LogitBias { token: *token, bias: f32::NEG_INFINITY };
+        biases.extend(facts.suppressed.iter().map(never));
+        let constraint = match &params.grammar {
+            None => None,
+            Some(grammar) => {
+                let vocab = vocab().map_err(|error| SamplerError::Failed { reason: error.to_string() })?;
+                Some(Constraint::new(&vocab, grammar)?)
+            }
+        };
         let is_greedy = params.temperature < MIN_TEMPERATURE;
         Ok(Self {
             n_vocab,
@@ -223,7 +240,7 @@ impl Sampler {
             biases,
             penalties: Penalties::new(params),
             chain: if is_greedy { None } else { Some(Chain::new(params)?) },
-            constraint: params.grammar.as_ref().map(|grammar| Constraint::new(vocab, grammar)).transpose()?,
+            constraint,
             adjusted: Vec::new(),
             candidates: Vec::new(),
         })
@@ -315,20 +332,4 @@ impl Sampler {
         }?
         .ok_or(nothing)
     }
-}
-
-/// Tokens that the model's file says must never be generated (`tokenizer.ggml.suppress_tokens`).
-fn suppressed(vocab: &Vocab, n_vocab: u32) -> impl Iterator<Item = Token> {
-    let mut count = 0;
-    // SAFETY: the vocabulary lives; the array of `count` tokens belongs to it, and is null if there are none
-    // (src/llama-vocab.cpp, llama_vocab_get_suppress_tokens).
-    let tokens = unsafe {
-        let tokens = sys::llama_vocab_get_suppress_tokens(vocab.as_ptr(), &raw mut count);
-        if tokens.is_null() {
-            &[]
-        } else {
-            std::slice::from_raw_parts(tokens, usize::try_from(count).unwrap_or(0))
-        }
-    };
-    tokens.iter().map(|id| Token(*id)).filter(move |token| check_token(*token, n_vocab).is_ok())
 }

@@ -35,6 +35,26 @@ pub enum Special {
     Text,
 }
 
+/// What one must know of a vocabulary to draw tokens, apart from their text, which takes far more memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VocabularyFacts {
+    /// `general.architecture` of the model.
+    pub(crate) architecture: String,
+    /// Number of tokens, which is also the length of a row of logits.
+    pub n_tokens: u32,
+    /// Tokens that end a generation, in order.
+    pub ends: Vec<Token>,
+    /// Tokens that must never be generated (`tokenizer.ggml.suppress_tokens`).
+    pub suppressed: Vec<Token>,
+}
+
+impl VocabularyFacts {
+    /// Whether generation ends with `token`. False for a token that does not exist.
+    pub fn is_end_of_generation(&self, token: Token) -> bool {
+        self.ends.binary_search(&token).is_ok()
+    }
+}
+
 /// Vocabulary of a model. Cheap to clone; keeps the model alive.
 #[derive(Debug, Clone)]
 pub struct Vocab {
@@ -70,7 +90,35 @@ impl Vocab {
         u32::try_from(unsafe { sys::llama_vocab_n_tokens(self.handle) }).unwrap_or(0)
     }
 
-    /// Whether there is a tokenizer at all; slices other than the last have none.
+    /// What drawing tokens needs of it.
+    pub fn facts(&self) -> VocabularyFacts {
+        let n_tokens = self.n_tokens();
+        // A vocabulary's size is an i32 in llama.cpp.
+        let tokens = (0..i32::try_from(n_tokens).unwrap_or(i32::MAX)).map(Token);
+        VocabularyFacts {
+            architecture: self.model.metadata("general.architecture").unwrap_or_default(),
+            n_tokens,
+            ends: tokens.filter(|token| self.is_end_of_generation(*token)).collect(),
+            suppressed: self.suppressed(),
+        }
+    }
+
+    fn suppressed(&self) -> Vec<Token> {
+        let mut count = 0;
+        // SAFETY: the vocabulary lives; the array of `count` tokens belongs to it, and is null if there are none
+        // (src/llama-vocab.cpp, llama_vocab_get_suppress_tokens).
+        let tokens = unsafe {
+            let tokens = sys::llama_vocab_get_suppress_tokens(self.handle, &raw mut count);
+            if tokens.is_null() {
+                &[]
+            } else {
+                std::slice::from_raw_parts(tokens, usize::try_from(count).unwrap_or(0))
+            }
+        };
+        tokens.iter().copied().map(Token).filter(|token| self.check(*token).is_ok()).collect()
+    }
+
+    /// Whether there is a tokenizer at all; slices other than the last have none, and models whose text was left out.
     pub fn has_tokenizer(&self) -> bool {
         // SAFETY: the vocabulary lives (llama-vocab.cpp).
         unsafe { sys::llama_vocab_type(self.handle) != sys::LLAMA_VOCAB_TYPE_NONE }

@@ -80,7 +80,7 @@ fn a_panic_in_the_progress_callback_does_not_cross_c() {
 #[test]
 fn text_comes_back_from_its_tokens() {
     let model = Model::load(&smollm2_path(), ModelParams::vocabulary_only()).unwrap();
-    assert_eq!(model.content(), Content::VocabularyOnly);
+    assert_eq!(*model.content(), Content::VocabularyOnly);
     let vocab = model.vocab();
     let text = "Grüße, 世界! \u{1f41f} a\n\n  b";
     let tokens = vocab.tokenize(text, AddSpecial::No, Special::Text).unwrap();
@@ -219,7 +219,7 @@ fn check_embedding(model_path: &Path, scale: f32, tokens: &[Token]) {
     let path = folder.path().join("embedding.gguf");
     let (kind, shape, data) = read_tensor(model_path, "token_embd.weight");
     write_embedding(&path, kind, shape, &data, scale);
-    let table = EmbeddingTable::open(&path).unwrap();
+    let mut table = EmbeddingTable::open(&path).unwrap();
     let params = ModelParams { extra_buffers: llama::ExtraBuffers::Plain, ..ModelParams::default() };
     let model = Model::load(model_path, params).unwrap();
     assert_eq!((table.n_embd(), table.n_tokens()), (model.n_embd(), model.vocab().n_tokens()));
@@ -278,7 +278,7 @@ fn damaged_embedding_files_are_refused_with_the_reason() {
     assert!(refused(&path).contains("no GGUF file"), "{}", refused(&path));
     assert!(refused(&smollm2_path()).contains("architecture is Some(\"llama\")"));
     write_embedding(&path, sys::GGML_TYPE_F32, [4, 3], &[0; 48], 1.0);
-    let table = EmbeddingTable::open(&path).unwrap();
+    let mut table = EmbeddingTable::open(&path).unwrap();
     let mut rows = vec![1.0];
     assert!(matches!(
         table.lookup(&[Token(0), Token(3)], &mut rows),
@@ -296,4 +296,30 @@ fn the_version_is_llama_cpps() {
     // SAFETY: returns a string literal.
     let version = unsafe { CStr::from_ptr(sys::llama_version()) };
     assert!(llama::version().starts_with(version.to_str().unwrap()));
+}
+
+#[test]
+fn a_model_without_its_text_computes_the_same_logits_and_knows_what_ends_a_generation() {
+    let vocab = Model::load(&smollm2_path(), ModelParams::vocabulary_only()).unwrap().vocab();
+    let facts = vocab.facts();
+    let end = vocab.eos().unwrap();
+    assert!(facts.is_end_of_generation(end) && facts.is_end_of_generation(Token(2)));
+    assert!(!facts.is_end_of_generation(Token(100)) && !facts.is_end_of_generation(Token(-1)));
+    let content = Content::WithoutText(facts);
+    let model = Model::load(&smollm2_path(), ModelParams { content, ..ModelParams::default() }).unwrap();
+    assert_eq!(model.vocab().n_tokens(), vocab.n_tokens());
+    assert!(!model.vocab().has_tokenizer() && !model.vocab().is_end_of_generation(end));
+    assert!(model.vocab().tokenize("a", AddSpecial::No, Special::Text).is_err());
+
+    let whole = Model::load(&smollm2_path(), ModelParams::default()).unwrap();
+    let tokens = vocab.tokenize("The capital of France is", AddSpecial::AsModelSays, Special::Text).unwrap();
+    let logits = [model, whole].map(|model| {
+        let mut context = SliceContext::new(&model, &params(Output::Logits, 1)).unwrap();
+        let positions: Vec<_> = (0..u32::try_from(tokens.len()).unwrap()).collect();
+        let outputs: Vec<_> = (1..=tokens.len()).map(|number| number == tokens.len()).collect();
+        let (input, slots) = (RowInput::Tokens(&tokens), vec![0; tokens.len()]);
+        context.run(&Rows { input, slots: &slots, positions: &positions, outputs: &outputs }).unwrap();
+        context.logits(tokens.len() - 1).unwrap().to_vec()
+    });
+    assert_same_bits(&logits[0], &logits[1], "logits without text");
 }

@@ -107,8 +107,8 @@ fn a_cold_call_correction_comes_from_one_block() {
         ..ContextParams::new(Output::Hidden, 1, COLD_CALL_ROWS)
     };
     let mut context = SliceContext::new(&block, &params).unwrap();
-    let table = EmbeddingTable::open(&stored.embedding.path).unwrap();
-    let rows = HiddenRows::embedded(&table, &text_tokens(model.path(), COLD_CALL_ROWS).unwrap()).unwrap();
+    let mut table = EmbeddingTable::open(&stored.embedding.path).unwrap();
+    let rows = HiddenRows::embedded(&mut table, &text_tokens(model.path(), COLD_CALL_ROWS).unwrap()).unwrap();
 
     let cold = cold_call(&mut context, &rows, &mut || ControlFlow::Continue(())).unwrap();
     assert!(!cold.gaps().is_empty() && cold.gaps().len() <= 4, "{cold:?}");

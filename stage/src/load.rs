@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cluster::{LayerRange, LayerRangeError, ModelHash, StageTimeError};
 use llama::{
-    ContextParams, EmbeddingTable, ExtraBuffers, MemoryMap, Model, ModelParams, Output, SliceContext, Vocab,
+    Content, ContextParams, EmbeddingTable, ExtraBuffers, MemoryMap, Model, ModelParams, Output, SliceContext,
 };
 use protocol::frame::{Frame, RowRun, Rows};
 use protocol::plan_files::PlanFileError;
@@ -24,7 +24,7 @@ use crate::chain::{Chain, ChainError, Slice, Slices};
 use crate::emulated::{self, DoesNotFit};
 use crate::hand_off::{KvFacts, SliceForm};
 use crate::memory::resident;
-use crate::sampling::StageSampling;
+use crate::sampling::{StageSampling, Vocabulary};
 use crate::shared::{Loaded, Shared};
 use crate::turns::Turns;
 
@@ -74,18 +74,21 @@ fn load_slices(config: &WorkerConfig, shared: &Arc<Shared>) -> Result<Stage, Loa
     if let (Some(table), Some(path)) = (&embedding, &config.embedding) {
         check(path, "embedding width", table.n_embd(), config.n_embd)?;
     }
+    let vocabulary = vocabulary(config)?;
     let mut progress = Progress::new(config, shared);
     let mut slices = Vec::with_capacity(config.slices.len());
     for slice in &config.slices {
-        let (model, besides_weights) = load_model(config, slice, &mut progress)?;
+        let facts =
+            vocabulary.as_ref().map(Vocabulary::facts).filter(|_| slice.layers.end() == config.n_layer);
+        let content = facts.map_or(Content::Whole, |facts| Content::WithoutText(facts.clone()));
+        let (model, besides_weights) = load_model(config, slice, content, &mut progress)?;
         runtime += besides_weights;
         let output = if slice.layers.end() == config.n_layer { Output::Logits } else { Output::Hidden };
         let context = SliceContext::new(&model, &context_params(config, output))?;
         slices.push(Slice { layers: slice.layers, context });
     }
-    let is_master = config.is_master();
-    let vocab = slices.last().filter(|_| is_master).map(|slice| slice.context.model().vocab());
-    let n_vocab = vocab.as_ref().map(Vocab::n_tokens).or(embedding.as_ref().map(EmbeddingTable::n_tokens));
+    let n_vocab = vocabulary.as_ref().map(|vocabulary| vocabulary.facts().n_tokens);
+    let n_vocab = n_vocab.or(embedding.as_ref().map(EmbeddingTable::n_tokens));
     let turns = Turns::open(config.turns.as_deref()).map_err(|source| {
         let path = config.turns.clone().unwrap_or_default();
         LoadError::Turns { path, source }
@@ -94,12 +97,19 @@ fn load_slices(config: &WorkerConfig, shared: &Arc<Shared>) -> Result<Stage, Loa
     let kv = warm_up(&mut chain, config)?;
     llama::release_freed_memory();
     let facts = facts(config, &chain, runtime, n_vocab.unwrap_or(0))?;
-    Ok(Stage { chain: Box::new(chain), facts, kv, sampling: vocab.map(StageSampling::by_logits) })
+    Ok(Stage { chain: Box::new(chain), facts, kv, sampling: vocabulary.map(StageSampling::Logits) })
+}
+
+/// The master's vocabulary, which its last slice has.
+fn vocabulary(config: &WorkerConfig) -> Result<Option<Vocabulary>, LoadError> {
+    let last = config.slices.last().filter(|_| config.is_master());
+    Ok(last.map(|slice| Vocabulary::of(slice.path.clone())).transpose()?)
 }
 
 fn load_model(
     config: &WorkerConfig,
     SliceConfig { path, layers, gpu_layers }: &SliceConfig,
+    content: Content,
     progress: &mut Progress,
 ) -> Result<(Model, u64), LoadError> {
     let before = resident();
@@ -119,6 +129,7 @@ fn load_model(
             report(share);
             ControlFlow::Continue(())
         })),
+        content,
         ..ModelParams::default()
     };
     let model = Model::load(path, params)?;

@@ -1,6 +1,8 @@
 //! llama.cpp's samplers behind the engine's seam, and beside them the rule by which an emulated replica writes.
 
-use llama::{Sampler, SamplerError, SamplerParams, Vocab};
+use std::path::PathBuf;
+
+use llama::{Model, ModelParams, Sampler, SamplerError, SamplerParams, Vocab, VocabularyFacts};
 use protocol::sampling::{Generation, Grammar, GrammarBinding, LogitBias, Sampling};
 
 use crate::emulated::{RuleSampler, TextRule};
@@ -13,11 +15,44 @@ pub(crate) struct Params {
     top_logprobs: Option<u32>,
 }
 
+/// What tokens are drawn of. The tokens' text, most of a vocabulary's memory, is read when the first grammar asks for it.
+#[derive(Debug)]
+pub(crate) struct Vocabulary {
+    facts: VocabularyFacts,
+    /// The file that has the text.
+    path: PathBuf,
+    text: Option<Vocab>,
+}
+
+impl Vocabulary {
+    /// Reads the facts from a slice with a tokenizer.
+    pub(crate) fn of(path: PathBuf) -> Result<Self, llama::Error> {
+        let facts = Model::load(&path, ModelParams::vocabulary_only())?.vocab().facts();
+        Ok(Self { facts, path, text: None })
+    }
+
+    pub(crate) fn facts(&self) -> &VocabularyFacts {
+        &self.facts
+    }
+
+    fn sampler(&mut self, params: &SamplerParams) -> Result<Sampler, SamplerError> {
+        let Self { facts, path, text } = self;
+        let read = || match text {
+            Some(vocab) => Ok(vocab.clone()),
+            None => {
+                let vocab = Model::load(path, ModelParams::vocabulary_only())?.vocab();
+                Ok(text.insert(vocab).clone())
+            }
+        };
+        Sampler::by_facts(facts, read, params)
+    }
+}
+
 /// Makes samplers: for a model's vocabulary, or by rule.
 #[derive(Debug)]
 pub(crate) enum StageSampling {
     /// Draws from logits.
-    Logits(Vocab),
+    Logits(Vocabulary),
     /// Needs none.
     Rule(TextRule),
 }
@@ -54,14 +89,10 @@ pub(crate) fn request(generation: Generation) -> Request<Params> {
 }
 
 impl StageSampling {
-    pub(crate) fn by_logits(vocab: Vocab) -> Self {
-        Self::Logits(vocab)
-    }
-
     /// Size of the vocabulary.
     pub(crate) fn n_vocab(&self) -> u32 {
         match self {
-            Self::Logits(vocab) => vocab.n_tokens(),
+            Self::Logits(vocabulary) => vocabulary.facts.n_tokens,
             Self::Rule(rule) => rule.n_vocab(),
         }
     }
@@ -78,8 +109,8 @@ impl engine::Sampling for StageSampling {
         replayed: u32,
     ) -> Result<RequestSampler, SamplingError> {
         match self {
-            Self::Logits(vocab) => {
-                Ok(RequestSampler::Logits(Box::new(LogitSampler::new(vocab, params, prompt, replayed)?)))
+            Self::Logits(vocabulary) => {
+                Ok(RequestSampler::Logits(Box::new(LogitSampler::new(vocabulary, params, prompt, replayed)?)))
             }
             Self::Rule(rule) => {
                 Ok(RequestSampler::Rule(rule.sampler(&params.sampling, params.top_logprobs)?))
@@ -89,7 +120,7 @@ impl engine::Sampling for StageSampling {
 
     fn ends_generation(&self, token: Token) -> bool {
         match self {
-            Self::Logits(vocab) => vocab.is_end_of_generation(llama::Token(token)),
+            Self::Logits(vocabulary) => vocabulary.facts.is_end_of_generation(llama::Token(token)),
             Self::Rule(_) => false,
         }
     }
@@ -105,10 +136,15 @@ impl Sample for RequestSampler {
 }
 
 impl LogitSampler {
-    fn new(vocab: &Vocab, params: &Params, prompt: &[Token], replayed: u32) -> Result<Self, SamplerError> {
+    fn new(
+        vocabulary: &mut Vocabulary,
+        params: &Params,
+        prompt: &[Token],
+        replayed: u32,
+    ) -> Result<Self, SamplerError> {
         let tokens: Vec<llama::Token> = prompt.iter().copied().map(llama::Token).collect();
         let (asked, replayed) = tokens.split_at(tokens.len().saturating_sub(replayed as usize));
-        let mut sampler = Sampler::new(vocab, &sampler_params(&params.sampling))?;
+        let mut sampler = vocabulary.sampler(&sampler_params(&params.sampling))?;
         sampler.accept_prompt(asked)?;
         sampler.replay(replayed)?;
         Ok(Self { sampler, top_logprobs: params.top_logprobs })

@@ -67,8 +67,8 @@ impl Experiment {
         let n_rows = rows_needed(model.shape(), setup.tokens)?;
         let (between, suffixes) = stored.slices.split_at(cuts.len().min(stored.slices.len()));
         check_memory(suffixes.iter().map(|file| file.bytes).sum(), node::available_memory())?;
-        let embedding = EmbeddingTable::open(&stored.embedding.path)?;
-        let mut rows = HiddenRows::embedded(&embedding, &text_tokens(model.path(), n_rows)?)?;
+        let mut embedding = EmbeddingTable::open(&stored.embedding.path)?;
+        let mut rows = HiddenRows::embedded(&mut embedding, &text_tokens(model.path(), n_rows)?)?;
         let mut loaded = Vec::with_capacity(cuts.len());
         for (&cut, (before, after)) in cuts.iter().zip(between.iter().zip(suffixes)) {
             rows = rows.through(&before.path, setup.threads)?;

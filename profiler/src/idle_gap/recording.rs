@@ -34,7 +34,7 @@ impl HiddenRows {
     }
 
     /// The embedding of `tokens`: what the first block of a model is fed with.
-    pub fn embedded(table: &EmbeddingTable, tokens: &[Token]) -> Result<Self, IdleGapError> {
+    pub fn embedded(table: &mut EmbeddingTable, tokens: &[Token]) -> Result<Self, IdleGapError> {
         let mut rows = Vec::new();
         table.lookup(tokens, &mut rows)?;
         Self::new(table.n_embd(), rows)

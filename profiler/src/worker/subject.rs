@@ -49,7 +49,7 @@ impl Input {
 
     /// Turns the tokens into hidden rows.
     pub(super) fn look_up(&mut self) -> Result<(), Error> {
-        if let Some(embedding) = &self.embedding {
+        if let Some(embedding) = &mut self.embedding {
             return embedding.lookup(&self.tokens, &mut self.hidden);
         }
         let n = self.tokens.len() * self.n_embd as usize;

@@ -62,7 +62,7 @@ impl Slices {
         let _turn = self.turns.take().map_err(ChainError::Turn)?;
         let started = Instant::now();
         if !tokens.is_empty() {
-            let embedding = self.embedding.as_ref().ok_or(ChainError::NoEmbedding)?;
+            let embedding = self.embedding.as_mut().ok_or(ChainError::NoEmbedding)?;
             embedding.lookup(tokens, hidden).map_err(ChainError::Embedding)?;
         }
         let mut before: Option<&Slice> = None;
