@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod correction;
+mod demand;
 mod device;
 mod ids;
 mod layers;
@@ -19,6 +20,7 @@ mod units;
 mod workload;
 
 pub use correction::Correction;
+pub use demand::{CountedLengths, Demand, DemandLevel, DemandRange};
 pub use device::{
     BlockCurves, ColdCall, ColdCallError, ComputeBuffers, Device, DeviceId, DeviceMemory, DeviceProfile,
     NodeId, ProcessorProfile, Surface, SurfaceError,

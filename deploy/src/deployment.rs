@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use crate::chain::Chain;
 use crate::check::{Fault, Grounds, KnownNode, check};
 use crate::difference::{Desired, Health, Memory, Observed, Step, Wanted, difference};
+use crate::reload::ReloadNeeds;
 use crate::view::{DeploymentView, PlanView, StepView, in_short};
 
 /// Decisions that are looked through for one to go back to.
@@ -205,6 +206,23 @@ impl Deployment {
         base.map(|(decision, plan)| self.goal_of(&plan, decision.id)).transpose()
     }
 
+    /// What was last desired of what somebody asked for, before anything was made of it because of nodes or of demand.
+    pub fn asked(&self) -> Result<Option<Goal>> {
+        let mut history = self.history()?.into_iter();
+        let asked = history.find(|(_, plan)| matches!(plan.origin, PlanOrigin::Given | PlanOrigin::Started));
+        asked.map(|(decision, plan)| self.goal_of(&plan, decision.id)).transpose()
+    }
+
+    /// What it takes to get to a plan, which need not be kept, from what is there now.
+    pub fn reload_for(&self, plan: &Plan) -> ReloadNeeds {
+        let replicas: Vec<Wanted> =
+            plan.replicas.iter().map(|one| Wanted { chain: Chain::of(one), role: one.role }).collect();
+        let (plan, origin) = (plan.clone(), PlanOrigin::Adapted);
+        let goal = Goal { plan, replicas, id: 0, origin, decision: u64::MAX };
+        let seen = self.0.seen.borrow().clone();
+        ReloadNeeds::of(&self.steps(&goal, &seen), &goal, &seen, &self.0.model.shape)
+    }
+
     /// The steps to a plan from what is there now.
     pub fn steps_to(&self, plan: u64) -> Result<Vec<StepView>> {
         let goal = self.goal_of(&self.0.registry.plan(plan)?, u64::MAX)?;
@@ -256,6 +274,14 @@ impl Deployment {
     pub fn note(&self, kind: EventKind, text: &str) {
         tracing::info!(kind = kind.as_str(), "{text}");
         if let Err(error) = self.0.registry.tell(kind, text) {
+            tracing::warn!(%error, "an event could not be kept");
+        }
+    }
+
+    /// The same with numbers for programs.
+    pub fn note_with(&self, kind: EventKind, text: &str, facts: &Value) {
+        tracing::info!(kind = kind.as_str(), %facts, "{text}");
+        if let Err(error) = self.0.registry.tell_with(kind, text, facts) {
             tracing::warn!(%error, "an event could not be kept");
         }
     }

@@ -10,6 +10,8 @@ mod deployment;
 mod difference;
 mod even;
 mod mend;
+mod reload;
+mod roles;
 #[cfg(test)]
 mod testing;
 mod view;
@@ -20,4 +22,6 @@ pub use deployment::{DeployError, Deployment, Goal, MemoryRule, Seen, ServedMode
 pub use difference::{Act, Health, Leaving, Memory, Observed, Step, Wait, Wanted};
 pub use even::{Cut, Even, EvenReplica};
 pub use mend::mend;
+pub use reload::ReloadNeeds;
+pub use roles::with_roles;
 pub use view::{DeploymentView, PlanView, StepView};

@@ -71,6 +71,11 @@ impl Dispatch {
         self.with_desk(|desk, now| desk.saw_move(seen, now));
     }
 
+    /// Seconds that moves of so many tokens take.
+    pub(crate) fn move_seconds(&self, tokens: f64) -> Option<f64> {
+        self.lock().desk.move_seconds(tokens)
+    }
+
     /// A replica gets no request from now on.
     pub(crate) fn drain(&self, replica: usize) {
         self.with_desk(|desk, now| desk.drain(replica, now));

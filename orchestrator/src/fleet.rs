@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use cluster::{ForetoldHops, ReplicaState, Role, StageObservation};
+use cluster::{Demand, ForetoldHops, ReplicaState, Role, StageObservation};
 use futures::future::join_all;
 use protocol::tls::TlsIdentity;
 use protocol::v1;
@@ -17,7 +17,8 @@ use tokio_util::task::AbortOnDropHandle;
 use uuid::Uuid;
 
 use crate::config::ReplicaFeed;
-use crate::desk::Desk;
+use crate::demand::{Adaptation, Enough, Meter};
+use crate::desk::{Desk, Load};
 use crate::dispatch::Dispatch;
 use crate::openai::ApiError;
 use crate::replica::Replica;
@@ -31,6 +32,27 @@ struct Inner {
     tls: TlsIdentity,
     members: RwLock<Members>,
     dispatch: Arc<Dispatch>,
+    meter: Arc<Meter>,
+}
+
+/// What a replica does, and how fast.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ReplicaLoad {
+    /// Under which it is known.
+    pub number: usize,
+    /// Whether it would take a request.
+    pub serves: bool,
+    /// What it does.
+    pub load: Load,
+}
+
+/// Requests that wait.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Lines {
+    /// For a slot.
+    pub prompts: usize,
+    /// With their first token, for a slot elsewhere.
+    pub answers: usize,
 }
 
 struct Members {
@@ -59,7 +81,7 @@ impl Fleet {
         let seed = Uuid::new_v4().as_u64_pair().0;
         let dispatch = Dispatch::new(Desk::new(router.policy(seed), limit));
         let members = Members { there: BTreeMap::new(), waiting_for: "there is no replica".to_owned() };
-        Self(Arc::new(Inner { tls, members: RwLock::new(members), dispatch }))
+        Self(Arc::new(Inner { tls, members: RwLock::new(members), dispatch, meter: Meter::new() }))
     }
 
     /// Adds a replica and gives its number. Needs a runtime, in which it is watched.
@@ -119,6 +141,47 @@ impl Fleet {
     /// Says for what it is waited while there is no replica.
     pub fn wait_for(&self, what: String) {
         self.write().waiting_for = what;
+    }
+
+    /// Counts what is asked for over windows of this length, from now on.
+    pub fn count_demand_over(&self, span: Duration) {
+        self.0.meter.set_span(span);
+    }
+
+    /// What was asked for in the shortest time in which there was enough; none if there was not.
+    pub fn recent_demand(&self, enough: Enough) -> Option<Demand> {
+        self.0.meter.recent(enough)
+    }
+
+    /// Says what is made of what is asked for, for people to see.
+    pub fn tell_adaptation(&self, adaptation: Adaptation) {
+        self.0.meter.tell_adaptation(adaptation);
+    }
+
+    /// Counts a decision about it, for metrics: what it was, in a word of which there are few.
+    pub fn count_decision(&self, what: &'static str) {
+        self.0.meter.decided(what);
+    }
+
+    /// What each replica does that is to stay, and who waits.
+    pub fn loads(&self) -> (Vec<ReplicaLoad>, Lines) {
+        let queue = self.0.dispatch.queue();
+        let loads = self.members().into_iter().filter(|(_, member)| !member.is_draining());
+        let loads = loads.filter_map(|(number, member)| {
+            let load = *queue.loads.get(number)?;
+            Some(ReplicaLoad { number, serves: member.readiness().is_ok(), load })
+        });
+        (loads.collect(), Lines { prompts: queue.waiting, answers: queue.waiting_to_decode })
+    }
+
+    /// Seconds that moves of so many tokens between replicas take, as far as any were seen.
+    pub fn move_seconds(&self, tokens: f64) -> Option<f64> {
+        self.0.dispatch.move_seconds(tokens)
+    }
+
+    /// Where it is counted what is asked for.
+    pub(crate) fn meter(&self) -> &Arc<Meter> {
+        &self.0.meter
     }
 
     /// All replicas and their numbers.

@@ -11,6 +11,7 @@ use protocol::v1;
 use protocol::v1::generate_event::Event;
 
 use crate::app::{Admission, App};
+use crate::demand::RunningAnswer;
 use crate::metrics::{GenerationEnd, Metrics, TokenClock};
 use crate::model::{Control, TextModel};
 use crate::openai::{ApiError, Candidate, Spent, Timings, TokenLogprob, Usage};
@@ -85,6 +86,8 @@ struct Journal {
     first_token: Option<Instant>,
     clock: TokenClock,
     metrics: Arc<Metrics>,
+    /// Counts for what is asked for, once it was let in.
+    answer: Option<RunningAnswer>,
     is_closed: bool,
 }
 
@@ -100,6 +103,7 @@ impl Generation {
         let Prepared { request, stops, shown } = prepared;
         let mut journal = Journal::new(&request, Arc::clone(&app.metrics));
         let source = Source::start(app, request).inspect_err(|error| journal.fail(error))?;
+        journal.answer = Some(app.fleet.meter().arrived(journal.prompt));
         let mut generation = Self {
             predicted_wait: source.predicted_wait(),
             source,
@@ -233,6 +237,7 @@ impl Journal {
             first_token: None,
             clock: TokenClock::start(),
             metrics,
+            answer: None,
             is_closed: false,
         }
     }
@@ -249,6 +254,9 @@ impl Journal {
 
     fn count(&mut self) {
         self.generated = self.generated.saturating_add(1);
+        if let Some(answer) = &self.answer {
+            answer.token();
+        }
         self.first_token.get_or_insert_with(Instant::now);
         self.clock.tick(&self.metrics);
     }

@@ -8,6 +8,7 @@
 mod admin;
 mod app;
 mod config;
+mod demand;
 pub mod desk;
 mod dispatch;
 mod fleet;
@@ -33,7 +34,8 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 pub use config::{Limits, OrchestratorConfig, ReplicaFeed};
-pub use fleet::Fleet;
+pub use demand::{Adaptation, Enough};
+pub use fleet::{Fleet, Lines, ReplicaLoad};
 pub use model::TextModelError;
 
 use app::App;

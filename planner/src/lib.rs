@@ -43,7 +43,7 @@ mod watch;
 
 pub use diagnose::{DeviceRoom, NoFit};
 pub use problem::{Problem, ProblemError};
-pub use replay::{StageUse, cluster_of, predict, too_large, utilisation};
+pub use replay::{SimSpeed, StageUse, cluster_of, predict, speeds_of, too_large, utilisation};
 pub use rng::Rng;
 pub use robust::{Doubt, InDoubt, compare_in_doubt, solve_robust};
 pub use search::{CutShort, Method};

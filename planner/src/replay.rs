@@ -1,6 +1,6 @@
 //! A given plan under a workload: for predictions, and for comparing plans with each other.
 
-use cluster::{Plan, Prediction, ReplicaPlan, StagePlan};
+use cluster::{Plan, Prediction, ReplicaPlan, Role, StagePlan};
 
 use crate::chain::{Chain, forward_hops};
 use crate::diagnose::holds;
@@ -34,6 +34,30 @@ pub fn predict(
     let trials = Trials::new(drawn.collect(), inst.work.max_tpot);
     let summary = trials.summary(&inst, &references);
     summary.as_ref().map(prediction).ok_or_else(|| mismatch("no replica prefills, or none decodes"))
+}
+
+/// How fast a replica is in either phase, whatever it is used for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SimSpeed {
+    /// Prompt tokens a second, at the workload's mean prompt.
+    pub prompt_tokens_per_second: f64,
+    /// Seconds per token with one request.
+    pub tpot_alone: f64,
+    /// The same with every slot busy.
+    pub tpot_full: f64,
+}
+
+/// How fast the plan's replicas are in either phase.
+pub fn speeds_of(problem: &Problem, settings: &Settings, plan: &Plan) -> Result<Vec<SimSpeed>, PlanError> {
+    let inst = Instance::new(problem, settings).map_err(PlanError::Problem)?;
+    let replicas = plan.replicas.iter().map(|one| ReplicaPlan { role: Role::Mixed, ..one.clone() });
+    let mixed = Plan { replicas: replicas.collect(), ..plan.clone() };
+    let of = |replica: Replica| SimSpeed {
+        prompt_tokens_per_second: inst.work.prompt / replica.sim.prefill.of(inst.work.prompt).slowest,
+        tpot_alone: replica.sim.tpot(1),
+        tpot_full: replica.sim.tpot(replica.sim.slots),
+    };
+    Ok(replicas_of(&inst, &mixed)?.into_iter().map(of).collect())
 }
 
 /// How busy one stage and the link out of it were.

@@ -19,6 +19,9 @@ pub struct Event {
     pub node: Option<String>,
     /// For people.
     pub text: String,
+    /// Its numbers, for programs, where it has any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub facts: Option<serde_json::Value>,
 }
 
 macro_rules! kinds {
@@ -73,6 +76,12 @@ kinds! {
     PlanReached = "plan_reached",
     /// A plan was looked for because nodes came or went, and what came of it.
     Replanned = "replanned",
+    /// What is asked for has left the range that the present roles and plan were made for.
+    WorkloadLeft = "workload_left",
+    /// Roles or the plan were changed for what is asked for, or a plan is proposed.
+    Adapted = "adapted",
+    /// They were not, and why.
+    AdaptationDeclined = "adaptation_declined",
     /// A replica is started.
     ReplicaStarted = "replica_started",
     /// A replica serves.

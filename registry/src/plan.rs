@@ -55,10 +55,12 @@ pub enum PlanOrigin {
     Started,
     /// This process, because nodes came or went.
     Replanned,
+    /// This process, because something else is asked for than before.
+    Adapted,
 }
 
 impl PlanOrigin {
-    const ALL: [Self; 3] = [Self::Given, Self::Started, Self::Replanned];
+    const ALL: [Self; 4] = [Self::Given, Self::Started, Self::Replanned, Self::Adapted];
 
     /// As programs see it.
     pub const fn as_str(self) -> &'static str {
@@ -66,6 +68,7 @@ impl PlanOrigin {
             Self::Given => "given",
             Self::Started => "started",
             Self::Replanned => "replanned",
+            Self::Adapted => "adapted",
         }
     }
 }

@@ -156,6 +156,11 @@ impl Registry {
         self.0.store.tell(kind, None, text)
     }
 
+    /// The same with numbers for programs.
+    pub fn tell_with(&self, kind: EventKind, text: &str, facts: &serde_json::Value) -> Result<()> {
+        self.0.store.tell_with(kind, text, facts)
+    }
+
     /// Keeps a plan and gives its id; `told` says in short what is in it.
     pub fn add_plan(&self, plan: &NewPlan<'_>, told: &str) -> Result<u64> {
         self.0.store.add_plan(plan, told)

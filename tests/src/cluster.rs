@@ -98,8 +98,13 @@ impl Cluster {
 
     /// A node that joins with a token, and is reached by the orchestrator.
     pub async fn join(&self, name: &str) -> Result<Node> {
+        self.join_with(name, &[]).await
+    }
+
+    /// The same with further arguments.
+    pub async fn join_with(&self, name: &str, args: &[&str]) -> Result<Node> {
         let mut command = self.node_command(name)?;
-        command.args(["--join", &self.token()?]);
+        command.args(["--join", &self.token()?]).args(args);
         let mut node = Node::launch(command)?;
         node.wait_listening().await?;
         node.event("reached").await?;

@@ -5,6 +5,7 @@
 
 pub mod chat;
 pub mod cluster;
+pub mod emulated;
 pub mod hand_off;
 #[cfg(target_os = "linux")]
 pub mod lan;
@@ -13,3 +14,4 @@ pub mod node;
 pub mod process;
 pub mod reference;
 pub mod server;
+pub mod shifted;

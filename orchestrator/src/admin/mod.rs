@@ -7,6 +7,7 @@ mod events;
 mod nodes;
 mod plans;
 mod replicas;
+mod workload;
 
 use std::sync::Arc;
 
@@ -31,6 +32,7 @@ pub(crate) fn routes(app: &App) -> Router<Arc<App>> {
         .route("/admin/v1/replicas", get(replicas::list))
         .route("/admin/v1/replicas/{replica}/role", post(replicas::set_role))
         .route("/admin/v1/events", get(events::events))
+        .route("/admin/v1/workload", get(workload::now))
         .merge(plan_routes(app))
         // Only of these routes, and before their handlers: one that is added is protected.
         .route_layer(from_fn_with_state(registry, check_key))

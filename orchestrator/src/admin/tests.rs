@@ -274,3 +274,33 @@ async fn plans_are_listed_applied_tried_without_effect_and_taken_back() {
         assert!(status.is_client_error() && body["error"]["code"] == code, "{path}: {body}");
     }
 }
+
+#[tokio::test]
+async fn what_is_asked_for_and_what_is_made_of_it_is_told() {
+    let api = Api::new();
+    let fleet = &api.app.fleet;
+    fleet.count_demand_over(Duration::from_secs(60));
+    for prompt in [100, 300] {
+        let answer = fleet.meter().arrived(prompt);
+        (0..8).for_each(|_| answer.token());
+    }
+    let (status, told) = api.get("/admin/v1/workload").await;
+    assert_eq!(
+        (status, &told["window_s"], &told["adaptation"]),
+        (StatusCode::OK, &60.0.into(), &Value::Null)
+    );
+    assert_eq!((&told["prompt_tokens"], &told["answer_tokens"]), (&200.0.into(), &8.0.into()));
+    assert_eq!((&told["counted"]["prompt"]["count"], &told["waiting"]), (&2.into(), &0.into()));
+    let planned = cluster::DemandLevel { requests_per_second: 2.0, prompt_tokens: 100.0, answer_tokens: 8.0 };
+    let planned = Some(cluster::DemandRange::of(planned));
+    let (mode, planned, outside, last) = ("roles".to_owned(), planned, None, Some("flipped".to_owned()));
+    fleet.tell_adaptation(crate::demand::Adaptation { mode, planned, outside, last });
+    let (_, told) = api.get("/admin/v1/workload").await;
+    assert_eq!(
+        (&told["adaptation"]["mode"], &told["adaptation"]["last"]),
+        (&"roles".into(), &"flipped".into())
+    );
+    assert_eq!(told["adaptation"]["planned"]["low"]["requests_per_second"], 2.0);
+    let (status, _) = answer(api.ask(Method::GET, "/admin/v1/workload", None).await).await;
+    assert_eq!(status, StatusCode::UNAUTHORIZED);
+}

@@ -32,6 +32,10 @@ pub struct Load {
     pub tpot_alone: Millis,
     /// The same with every slot busy.
     pub tpot_full: Millis,
+    /// Whether the first was predicted or observed at all.
+    pub knows_prefill: bool,
+    /// Whether the other two were.
+    pub knows_decode: bool,
 }
 
 /// A replica.
@@ -297,6 +301,8 @@ impl Member {
             prefill: TokensPerSecond(per_token.recip()),
             tpot_alone: Millis(self.rates.tpot(1) * 1e3),
             tpot_full: Millis(self.rates.tpot(self.slots) * 1e3),
+            knows_prefill: self.rates.knows_prefill(),
+            knows_decode: self.rates.knows_decode(),
         }
     }
 

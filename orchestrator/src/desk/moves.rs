@@ -100,6 +100,12 @@ impl Desk {
         pair.line.observe(f64::from(seen.tokens), alone.as_secs_f64());
     }
 
+    /// Seconds that moves of so many tokens take, the mean over the pairs of replicas between which any were made.
+    pub fn move_seconds(&self, tokens: f64) -> Option<f64> {
+        let seconds: Vec<f64> = self.moves.pairs.values().filter_map(|pair| pair.line.at(tokens)).collect();
+        (!seconds.is_empty()).then(|| seconds.iter().sum::<f64>() / seconds.len() as f64)
+    }
+
     /// Whether a request's sequence had better be moved to a replica than computed there once more.
     pub fn is_worth_moving(&mut self, ticket: Ticket, (from, to): (usize, usize)) -> bool {
         let Some(entry) = self.entries.get(&ticket) else { return true };

@@ -79,6 +79,13 @@ impl Rates {
         self.predicted != PredictedRates::default() || self.prefill.tokens > PREDICTION_WEIGHT
     }
 
+    /// Whether anything was predicted of this replica's tokens, or a few dozen of them were seen.
+    pub(super) fn knows_decode(&self) -> bool {
+        const ENOUGH_TOKENS: f64 = 32.0;
+        let seen: f64 = self.decode.iter().map(|pace| pace.tokens).sum();
+        self.predicted != PredictedRates::default() || seen >= ENOUGH_TOKENS
+    }
+
     /// Seconds per token with `n` requests running. Of numbers that were not seen: as much above or below the nearest that was
     /// seen as was predicted.
     pub(super) fn tpot(&self, n: usize) -> f64 {

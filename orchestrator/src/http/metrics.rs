@@ -41,6 +41,8 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> Result<Response, Api
         queued: queue.waiting,
         queue_limit: queue.limit,
         queued_to_decode: queue.waiting_to_decode,
+        decisions: app.fleet.meter().decisions(),
+        demand: app.fleet.meter().demand().1.level(),
         replicas: replicas.collect(),
     };
     let text = app.metrics.render(snapshot);

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use cluster::{ForetoldHops, ObservedSteps, StageObservation, StepBucket, Tally, hop_time};
+use cluster::{DemandLevel, ForetoldHops, ObservedSteps, StageObservation, StepBucket, Tally, hop_time};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{
     DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeLabelSet, NoLabelSet,
@@ -26,6 +26,10 @@ pub(crate) struct Snapshot {
     pub(crate) queue_limit: usize,
     /// Requests that wait for a slot to be decoded in, with their first tokens.
     pub(crate) queued_to_decode: usize,
+    /// What was decided about it, and how often.
+    pub(crate) decisions: Vec<(&'static str, u64)>,
+    /// What is asked for of late.
+    pub(crate) demand: DemandLevel,
     /// Of each replica.
     pub(crate) replicas: Vec<ReplicaSnapshot>,
 }
@@ -114,6 +118,7 @@ impl Collector for Snapshot {
             "Requests with their first token that wait for another replica's slot",
         )
         .gauges(encoder, vec![(NONE, self.queued_to_decode)])?;
+        self.encode_demand(encoder)?;
         self.encode_replicas(encoder)?;
         self.encode_engines(encoder)?;
         self.encode_steps(encoder)?;
@@ -122,6 +127,20 @@ impl Collector for Snapshot {
 }
 
 impl Snapshot {
+    fn encode_demand(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let DemandLevel { requests_per_second, prompt_tokens, answer_tokens } = self.demand;
+        let of = [
+            ("demand_requests_per_second", "Requests that came in the last minutes", requests_per_second),
+            ("demand_prompt_tokens", "Mean length of their prompts", prompt_tokens),
+            ("demand_answer_tokens", "Mean length of the answers of the last minutes", answer_tokens),
+        ];
+        let decisions = self.decisions.iter().map(|(what, times)| ([("decision", *what)], *times));
+        told("adaptations", "Decisions about what is asked for, by what they were")
+            .counters(encoder, decisions.collect())?;
+        of.into_iter()
+            .try_for_each(|(name, help, value)| told(name, help).gauges(encoder, vec![(NONE, value)]))
+    }
+
     /// Of every replica that has the value.
     fn of_replicas<V>(
         &self,

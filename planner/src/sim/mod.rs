@@ -40,8 +40,12 @@ pub struct SimReplica {
 impl SimReplica {
     /// A replica with times in proportion: for tests against theory, and for emulation.
     pub fn simple(role: Role, slots: usize, seconds_per_prompt_token: f64, tpot: Vec<f64>) -> Self {
-        let prefill = PrefillTimes::proportional(seconds_per_prompt_token, 1e12);
-        Self { role, slots, prefill, tpot }
+        Self::chunked(role, slots, (seconds_per_prompt_token, 1e12), tpot)
+    }
+
+    /// The same with prompts computed so many tokens at a time, between which a mixed replica decodes.
+    pub fn chunked(role: Role, slots: usize, (seconds_per_token, chunk): (f64, f64), tpot: Vec<f64>) -> Self {
+        Self { role, slots, prefill: PrefillTimes::proportional(seconds_per_token, chunk), tpot }
     }
 
     pub(crate) fn decodes(&self) -> bool {

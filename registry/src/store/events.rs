@@ -3,6 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rusqlite::Transaction;
+use serde_json::Value;
 
 use super::{Result, Store, content};
 use crate::event::{Event, EventKind};
@@ -16,19 +17,32 @@ impl Store {
         self.change(|transaction| add(transaction, kind, node, text))
     }
 
+    /// The same with numbers for programs.
+    pub(crate) fn tell_with(&self, kind: EventKind, text: &str, facts: &Value) -> Result<()> {
+        self.change(|transaction| {
+            add(transaction, kind, None, text)?;
+            let sql = "UPDATE events SET facts = ?1 WHERE id = (SELECT max(id) FROM events)";
+            transaction.execute(sql, [facts.to_string()])?;
+            Ok(())
+        })
+    }
+
     /// Events with ids above one, the oldest first.
     pub(crate) fn events_after(&self, id: u64, limit: u32) -> Result<Vec<Event>> {
         let connection = self.lock();
-        let sql = "SELECT id, at, kind, node, text FROM events WHERE id > ?1 ORDER BY id LIMIT ?2";
+        let sql = "SELECT id, at, kind, node, text, facts FROM events WHERE id > ?1 ORDER BY id LIMIT ?2";
         let mut query = connection.prepare(sql)?;
         let rows = query.query_map((i64::try_from(id).unwrap_or(i64::MAX), limit), |row| {
             let (id, at): (i64, i64) = (row.get(0)?, row.get(1)?);
-            Ok((id.unsigned_abs(), at.unsigned_abs(), row.get::<_, String>(2)?, row.get(3)?, row.get(4)?))
+            let (kind, facts): (String, Option<String>) = (row.get(2)?, row.get(5)?);
+            Ok((id.unsigned_abs(), at.unsigned_abs(), kind, row.get(3)?, row.get(4)?, facts))
         })?;
         rows.map(|row| {
-            let (id, at_ms, kind, node, text) = row?;
+            let (id, at_ms, kind, node, text, facts) = row?;
             let kind = kind.parse().map_err(|error| content("an event", error))?;
-            Ok(Event { id, at_ms, kind, node, text })
+            let facts = facts.map(|facts| serde_json::from_str(&facts)).transpose();
+            let facts = facts.map_err(|error| content("an event", error))?;
+            Ok(Event { id, at_ms, kind, node, text, facts })
         })
         .collect()
     }
@@ -75,6 +89,16 @@ mod tests {
         assert_eq!(texts(third, 100), ["3", "4"]);
         assert_eq!(store.last_event().unwrap(), third + 2);
         assert!(texts(u64::MAX, 1).is_empty());
+    }
+
+    #[test]
+    fn an_event_keeps_its_numbers() {
+        let store = TestStore::new();
+        let facts = serde_json::json!({ "gain_s": 1.5 });
+        store.tell(EventKind::NodeHere, None, "without").unwrap();
+        store.tell_with(EventKind::Adapted, "with", &facts).unwrap();
+        let kept = store.events_after(0, 10).unwrap();
+        assert_eq!((kept[0].facts.as_ref(), kept[1].facts.as_ref()), (None, Some(&facts)));
     }
 
     #[test]

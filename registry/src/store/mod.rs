@@ -28,6 +28,7 @@ const BUSY: Duration = Duration::from_secs(5);
 const MIGRATIONS: &[M<'_>] = &[
     M::up(include_str!("../../migrations/1-members.sql")),
     M::up(include_str!("../../migrations/2-plans.sql")),
+    M::up(include_str!("../../migrations/3-event-facts.sql")),
 ];
 
 /// The setting with the orchestrator's addresses.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use cluster::Bytes;
+use cluster::{Bytes, DemandRange};
 use comfy_table::{Table, presets};
 use deploy::StepView;
 use serde::{Deserialize, Serialize};
@@ -59,6 +59,27 @@ pub(crate) struct Status {
     /// Which plan is desired, and how far it is carried out; nothing where the stages do not run on the cluster's nodes.
     #[serde(skip_serializing_if = "Option::is_none")]
     deployment: Option<Value>,
+    /// What is asked for of late, and what is made of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    workload: Option<Value>,
+}
+
+/// Of what is asked for, what people are shown.
+#[derive(Debug, Deserialize)]
+struct Workload {
+    window_s: f64,
+    requests_per_second: f64,
+    prompt_tokens: f64,
+    answer_tokens: f64,
+    adaptation: Option<Adaptation>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Adaptation {
+    mode: String,
+    planned: Option<DemandRange>,
+    outside: Option<String>,
+    last: Option<String>,
 }
 
 /// Of what is deployed, what people are shown.
@@ -157,8 +178,10 @@ pub(crate) fn run(args: &StatusArgs, globals: &Globals) -> Result<()> {
 pub(crate) async fn look(admin: &Admin) -> Result<Status> {
     let ready = admin.open_get("/ready").await?;
     let (nodes, replicas) = (list(admin, "nodes").await?, list(admin, "replicas").await?);
-    let deployment = if nodes.is_some() { admin.get("/admin/v1/deployment").await? } else { None };
-    Ok(Status { server: admin.server.clone(), ready, nodes, replicas, deployment })
+    let of_cluster = async |path: &str| if nodes.is_some() { admin.get(path).await } else { Ok(None) };
+    let deployment = of_cluster("/admin/v1/deployment").await?;
+    let workload = of_cluster("/admin/v1/workload").await?;
+    Ok(Status { server: admin.server.clone(), ready, nodes, replicas, deployment, workload })
 }
 
 /// A list of the admin API; none where there is no such API.
@@ -190,6 +213,13 @@ fn text(status: &Status) -> Result<String> {
     };
     let replicas: Vec<Replica> = read(status.replicas.iter().flatten()).context("reading the replicas")?;
     let served = if replicas.is_empty() { served } else { format!("{served}\n{}", replica_table(&replicas)) };
+    let served = match &status.workload {
+        Some(workload) => {
+            let workload = Workload::deserialize(workload).context("reading what is asked for")?;
+            format!("{served}\n{}", workload_text(&workload))
+        }
+        None => served,
+    };
     let nodes: Vec<Node> = read(nodes).context("reading the nodes")?;
     if nodes.is_empty() {
         return Ok(format!("{served}\nno nodes: `shoal token create` invites one"));
@@ -200,6 +230,32 @@ fn text(status: &Status) -> Result<String> {
         let _ = write!(text, "\n{}", deployment_text(&deployed));
     }
     Ok(text)
+}
+
+fn workload_text(workload: &Workload) -> String {
+    let Workload { window_s, requests_per_second, prompt_tokens, answer_tokens, adaptation } = workload;
+    let mut text = format!(
+        "in the last {window_s:.0} s: {requests_per_second:.2} requests/s, prompts of {prompt_tokens:.0} tokens, answers \
+         of {answer_tokens:.0}"
+    );
+    let Some(Adaptation { mode, planned, outside, last }) = adaptation else { return text };
+    if let Some(DemandRange { low, high }) = planned {
+        let _ = write!(
+            text,
+            "; planned for: {:.2} to {:.2} requests/s, {:.0} to {:.0} and {:.0} to {:.0} tokens",
+            low.requests_per_second,
+            high.requests_per_second,
+            low.prompt_tokens,
+            high.prompt_tokens,
+            low.answer_tokens,
+            high.answer_tokens
+        );
+    }
+    let _ = write!(text, " (--adapt {mode})");
+    for said in [outside, last].into_iter().flatten() {
+        let _ = write!(text, "\n  {said}");
+    }
+    text
 }
 
 fn deployment_text(deployed: &Deployed) -> String {
@@ -307,7 +363,8 @@ mod tests {
             "prefill_tokens_per_second": 512.3, "ms_per_token_alone": 9.0, "ms_per_token_full": 20.5,
         });
         let replicas = nodes.as_ref().map(|_| vec![replica]);
-        text(&Status { server: "http://x".into(), ready, nodes, replicas, deployment: None }).unwrap()
+        text(&Status { server: "http://x".into(), ready, nodes, replicas, deployment: None, workload: None })
+            .unwrap()
     }
 
     #[test]
@@ -355,6 +412,26 @@ mod tests {
         ] {
             assert!(shown.contains(part), "{part} is missing in\n{shown}");
         }
+    }
+
+    #[test]
+    fn people_see_what_is_asked_for_and_what_was_made_of_it() {
+        let workload = json!({
+            "object": "workload", "window_s": 300.0, "requests_per_second": 1.5, "prompt_tokens": 82.4,
+            "answer_tokens": 160.0, "adaptation": {
+                "mode": "roles", "outside": null, "last": "replica 1 from prefill to decode",
+                "planned": {
+                    "low": { "requests_per_second": 1.0, "prompt_tokens": 80.0, "answer_tokens": 16.0 },
+                    "high": { "requests_per_second": 1.5, "prompt_tokens": 810.0, "answer_tokens": 160.0 },
+                },
+            },
+        });
+        let shown = workload_text(&Workload::deserialize(&workload).unwrap());
+        assert_eq!(
+            shown,
+            "in the last 300 s: 1.50 requests/s, prompts of 82 tokens, answers of 160; planned for: 1.00 to 1.50 \
+             requests/s, 80 to 810 and 16 to 160 tokens (--adapt roles)\n  replica 1 from prefill to decode"
+        );
     }
 
     #[test]

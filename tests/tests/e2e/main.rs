@@ -1,6 +1,7 @@
 //! End-to-end tests: real processes, real models, only what a user can see.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "helpers of tests are tests")]
 
+mod adapted;
 mod bad_input;
 mod bench_serve;
 mod chat_api;

@@ -15,6 +15,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::adapt::{Adapter, Fixed, Target};
 use super::cluster::OwnCluster;
 use super::hosts::Hosts;
 use super::report::{Audience, Facts, Numbering, Reporter};
@@ -43,13 +44,22 @@ pub(super) async fn serve(opened: Opened<'_>, cluster: Option<OwnCluster>) -> Re
             wanted
         })
         .collect();
+    let registry = cluster.as_ref().map(|cluster| cluster.registry.clone());
+    let target = Target::Fixed(Fixed { fleet: fleet.clone(), registry: registry.clone() });
+    let adapter = Adapter::new(args.basis(n_ctx)?, fleet.clone(), target);
     let mut config = orchestrator_config((args, &model), &facts, n_ctx, (fleet, limits))?;
-    config.cluster = cluster.as_ref().map(|cluster| cluster.registry.clone());
+    config.cluster = registry;
     let stop = CancellationToken::new();
     let (turns, agents) = (Arc::new(TurnsFile::new()?), Vec::new());
     let mut session = Session { args, globals, folders, hosts, profiles, turns, stop: stop.clone(), agents };
     let servers = Servers { listener, config, cluster };
-    let outcome = servers.beside(session.run(wanted, &facts), &stop).await;
+    let work = async {
+        tokio::select! {
+            ended = session.run(wanted, &facts) => ended,
+            ended = adapter.run() => ended,
+        }
+    };
+    let outcome = Box::pin(servers.beside(work, &stop)).await;
     join_all(session.agents.into_iter().map(Agent::shutdown)).await;
     outcome
 }

@@ -1,5 +1,6 @@
 //! `shoal serve`: replicas of stage processes on this host or on nodes, and the API over them.
 
+mod adapt;
 mod cluster;
 mod deployment;
 mod fixed;
@@ -16,6 +17,7 @@ use std::num::NonZero;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use ::cluster::Workload;
 use anyhow::{Context, Result};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
@@ -25,9 +27,11 @@ use node::{Layout, MemoryCheck, ReplicaRequest};
 use orchestrator::Limits;
 use orchestrator::router::PolicyName;
 use protocol::node::Address;
+use protocol::plan_files::WorkloadFile;
 use protocol::rows::RowEncoding;
 
 use super::nodes::node_address;
+use super::planning::read_file;
 use crate::cli::Globals;
 pub(crate) use replicas::ReplicaArgs;
 use replicas::{CutList, NodeList, RoleArg, cut_list, node_list};
@@ -50,6 +54,8 @@ Examples:
   shoal serve -m SmolLM2 --cluster-listen 0.0.0.0        nodes can join: shoal token create
   shoal serve -m SmolLM2 --cluster --stages 2            one stage on each of two nodes that joined
   shoal serve -m SmolLM2 --cluster --plan plan.json      the replicas of a plan, on nodes that joined
+  shoal serve -m SmolLM2 --cluster --plan plan.json --profiles profiles.json --adapt plan
+                                                 and another plan when something else is asked for and it pays
 
 Ctrl-C stops everything within seconds; pressed twice, at once.")]
 pub(crate) struct ServeArgs {
@@ -155,6 +161,8 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     cluster: cluster::ClusterArgs,
     #[command(flatten)]
+    adapt: adapt::AdaptArgs,
+    #[command(flatten)]
     slices: slices::SliceArgs,
 }
 
@@ -221,6 +229,23 @@ impl ServeArgs {
         let nodes = self.replica_nodes();
         let hosts: HashSet<&Address> = nodes.get(replica).into_iter().copied().flatten().collect();
         u32::try_from(hosts.len()).ok().filter(|&hosts| hosts > 0)
+    }
+
+    /// What was said to be asked for; slots hold so many tokens.
+    fn planned_workload(&self, n_ctx: u32) -> Result<Option<Workload>> {
+        let file = self.cluster.workload.as_deref().map(read_file::<WorkloadFile>).transpose()?;
+        Ok(file.map(|file| Workload { slot_context: n_ctx, ..Workload::from(&file) }))
+    }
+
+    /// What adapting goes by.
+    fn basis(&self, n_ctx: u32) -> Result<adapt::Basis> {
+        let planned = self.planned_workload(n_ctx)?;
+        Ok(adapt::Basis {
+            args: self.adapt.clone(),
+            like: planned.clone().unwrap_or_else(|| adapt::open_workload(n_ctx)),
+            planned,
+            prefill_chunk: self.prefill_chunk,
+        })
     }
 
     /// How workers run of a replica of so many stages on so many hosts.

@@ -20,6 +20,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::super::report::Reporter;
 use super::ground::{Ground, row_encoding};
 use super::member::{self, Heard, Order, talk};
+use super::replan::MeasuredLinks;
 
 /// Changes come in flocks, such as all stages of a lost node: they are looked at together.
 const DEBOUNCE: Duration = Duration::from_millis(50);
@@ -75,7 +76,11 @@ impl<'a> Crew<'a> {
     }
 
     /// Makes what runs what is desired, until something fails that nobody foresaw.
-    pub(super) async fn run(&mut self, mut of_links: mpsc::Receiver<(usize, RingNews)>) -> Result<()> {
+    pub(super) async fn run(
+        &mut self,
+        mut of_links: mpsc::Receiver<(usize, RingNews)>,
+        links: MeasuredLinks,
+    ) -> Result<()> {
         self.reporter.starting()?;
         let mut desired = self.deployment.watch();
         let mut looks = tokio::time::interval(LOOK_PERIOD);
@@ -90,7 +95,10 @@ impl<'a> Crew<'a> {
                 changed = desired.changed() => changed?,
                 () = bell.notified() => tokio::time::sleep(DEBOUNCE).await,
                 _ = looks.tick() => {}
-                Some((replica, news)) = of_links.recv() => self.reporter.links(replica, &news)?,
+                Some((replica, news)) = of_links.recv() => {
+                    links.note(&news);
+                    self.reporter.links(replica, &news)?;
+                }
             }
         }
     }

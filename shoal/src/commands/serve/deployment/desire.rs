@@ -40,15 +40,22 @@ async fn first(args: &ServeArgs, deployment: &Deployment, fleet: &Fleet) -> Resu
         let text = std::fs::read_to_string(path).with_context(reading)?;
         let file = read_plan(&text).with_context(reading)?;
         let replicas = file.plan().with_context(reading)?.replicas;
-        if desired.is_none_or(|goal| goal.plan.replicas != replicas) {
+        // What was made of it by what is asked for is its own.
+        let adapted = desired.as_ref().filter(|goal| goal.origin == PlanOrigin::Adapted);
+        let asked = adapted.map(|_| deployment.asked()).transpose()?.flatten();
+        let is_it = |goal: &Goal| goal.plan.replicas == replicas;
+        if !(desired.as_ref().is_some_and(is_it) || asked.as_ref().is_some_and(is_it)) {
             let id = deployment.add(&file, PlanOrigin::Given).with_context(reading)?.id;
             deployment.apply(id, "it was given with --plan")?;
         }
         return Ok(());
     }
     let even = even(args);
+    let was_given = deployment.asked()?.is_some_and(|asked| asked.origin == PlanOrigin::Given);
     match desired {
-        Some(goal) if goal.origin == PlanOrigin::Given => {
+        Some(goal)
+            if goal.origin == PlanOrigin::Given || (goal.origin == PlanOrigin::Adapted && was_given) =>
+        {
             output::note(&format!("plan {} is desired: --replicas and --stages are not looked at", goal.id))?;
             return Ok(());
         }
@@ -87,7 +94,7 @@ fn even_replica(args: &ServeArgs, replica: usize) -> EvenReplica {
 
 /// Whether the last plan that was made at a start is the one that would be made now.
 fn is_as_asked(even: &Even, deployment: &Deployment) -> Result<bool> {
-    let Some(base) = deployment.base()? else { return Ok(false) };
+    let Some(base) = deployment.asked()? else { return Ok(false) };
     let nodes: Vec<NodeId> = base.replicas.iter().flat_map(|one| one.chain.nodes().cloned()).collect();
     // On fewer nodes it would be a plan of fewer replicas.
     Ok(nodes.len() == even.nodes()
@@ -180,7 +187,9 @@ async fn until(due: Option<Instant>) {
 }
 
 fn change((goal, base): (&Goal, &Goal), plan: Plan, here: &Here, args: &ServeArgs) -> Option<Change> {
-    if plan.replicas == goal.plan.replicas {
+    // Roles alone are no reason: they may have been changed by what is asked for.
+    let chains = |plan: &Plan| plan.replicas.iter().map(Chain::of).collect::<Vec<_>>();
+    if chains(&plan) == chains(&goal.plan) {
         return None;
     }
     let missing = |goal: &Goal| -> Vec<String> {

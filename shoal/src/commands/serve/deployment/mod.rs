@@ -22,6 +22,7 @@ use registry::Registry;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use super::adapt::{Adapter, Deployed, Target};
 use super::cluster::OwnCluster;
 use super::fixed::LINK_NEWS;
 use super::report::{Audience, Facts, Numbering, Reporter};
@@ -33,6 +34,7 @@ use crate::commands::nodes::build;
 use crate::progress::ProgressView;
 use crew::Crew;
 use ground::Ground;
+pub(super) use replan::Known;
 use replan::Replanner;
 
 /// Slots for which there is room among the open requests, whatever the plan: replicas come and go, and the bound on memory must not.
@@ -53,7 +55,16 @@ pub(super) async fn serve(opened: Opened<'_>, cluster: OwnCluster) -> Result<()>
     let fleet = Fleet::new(identity.clone(), args.router, limits.queue);
     fleet.wait_for("a plan is looked for".to_owned());
     let deployment = open(&registry, served(args, &model, (&name, &hash.to_string(), n_ctx)))?;
-    let replanner = Replanner::new(args, &profiles, (model.shape(), n_ctx))?;
+    let known = Known::new(args, &profiles, n_ctx)?.map(Arc::new);
+    let links = known.as_ref().map(|known| known.links.clone()).unwrap_or_default();
+    let replanner = Replanner::new(model.shape(), known.clone(), (fleet.clone(), args.adapt.clone()));
+    let deployed = Deployed {
+        deployment: deployment.clone(),
+        fleet: fleet.clone(),
+        known,
+        plan_mode: args.cluster.plan_mode,
+    };
+    let adapter = Adapter::new(args.basis(n_ctx)?, fleet.clone(), Target::Deployed(Box::new(deployed)));
     let (news, of_links) = mpsc::channel(LINK_NEWS);
     let parts = OwnParts::open(args, &identity, &folders).await?;
     let ground = Ground {
@@ -76,7 +87,8 @@ pub(super) async fn serve(opened: Opened<'_>, cluster: OwnCluster) -> Result<()>
     let stop = CancellationToken::new();
     let work = async {
         tokio::select! {
-            ended = crew.run(of_links) => ended,
+            ended = crew.run(of_links, links) => ended,
+            ended = adapter.run() => ended,
             ended = Box::pin(desire::run(args, (&deployment, &fleet), replanner)) => ended,
         }
     };
