@@ -203,7 +203,8 @@ pub(crate) fn replica(inst: &Instance, role: Role, chain: Chain) -> Replica {
     let chunk = if role == Role::Mixed { mixed_chunk(inst) } else { inst.prefill_chunk };
     let sim = SimReplica {
         role,
-        slots: if role == Role::Prefill { 0 } else { chain.slots },
+        slots: chain.slots,
+        stages: chain.len(),
         prefill: chain.prefill(inst, chunk),
         tpot: chain.tpot(inst),
     };

@@ -17,7 +17,7 @@ use crate::slots::MAX_SLOTS;
 use crate::tls::TlsIdentity;
 
 /// Version of all lines. Raise it with every change to them.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// Everything a stage worker needs to know.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -37,7 +37,11 @@ enum Next {
 struct Prefiller {
     /// Requests and what their prompts take.
     line: VecDeque<(usize, Pass)>,
+    /// Requests that it computes, or holds until they are taken over.
+    taken: usize,
     free_at: f64,
+    /// Seconds of a chunk of the prompt at hand.
+    chunk: f64,
     busy: f64,
     /// Seconds of the slowest stage that wait in line.
     backlog: f64,
@@ -202,7 +206,7 @@ impl<'a> Engine<'a> {
             Next::Event => match self.events.pop() {
                 Some(Reverse((_, _, Kind::PrefillFree(replica)))) => self.begin_prefill(replica as usize),
                 Some(Reverse((_, _, Kind::FirstToken(request)))) => self.first_token(request as usize),
-                Some(Reverse((_, _, Kind::CacheArrived(request)))) => self.begin_decode(request as usize),
+                Some(Reverse((_, _, Kind::CacheArrived(request)))) => self.cache_arrived(request as usize),
                 None => {}
             },
         }
@@ -228,10 +232,7 @@ impl<'a> Engine<'a> {
             prefiller.line.push_back((request, pass));
             // Nobody overtakes here, so the wait is known.
             self.note_wait(wait);
-            let prefiller = &self.prefillers[replica];
-            if prefiller.line.len() == 1 && prefiller.free_at <= self.now {
-                self.begin_prefill(replica);
-            }
+            self.begin_prefill(replica);
         }
     }
 
@@ -250,12 +251,21 @@ impl<'a> Engine<'a> {
                 (prefiller.line.len(), (prefiller.free_at - self.now).max(0.0) + prefiller.backlog)
             };
             self.passes.push(pass);
+            let (decode, taken) = if replica.decodes() {
+                let held = self.decoders[index].taken;
+                let beside = (held + self.decoders[index].line.len() + 1).min(replica.slots);
+                (self.mean_output * replica.tpot(beside), held as f64 / replica.slots as f64)
+            } else {
+                (0.0, self.prefillers[index].taken as f64 / replica.slots.max(1) as f64)
+            };
             self.prefill_views.push(PrefillView {
                 replica: index,
                 role: replica.role,
                 waiting,
                 backlog,
                 service: pass.sum,
+                decode,
+                taken,
             });
         }
     }
@@ -271,12 +281,20 @@ impl<'a> Engine<'a> {
             0 => 0.0,
             ahead => ahead as f64 / replica.slots as f64 * self.mean_output * replica.tpot(replica.slots),
         };
-        (waiting + usize::from(decoder.is_prefilling()), work + generation)
+        (waiting + decoder.n_prefilling(), work + generation)
     }
 
+    /// Begins with the next prompt, if there is one, and a place for it, and the slowest stage is done with the one before.
     fn begin_prefill(&mut self, index: usize) {
+        let replica = &self.cluster.replicas()[index];
         let prefiller = &mut self.prefillers[index];
+        let is_full = replica.slots > 0 && prefiller.taken >= replica.slots;
+        if is_full || prefiller.free_at > self.now {
+            return;
+        }
         let Some((request, pass)) = prefiller.line.pop_front() else { return };
+        prefiller.taken += 1;
+        prefiller.chunk = pass.slowest / replica.prefill.n_chunks(self.requests[request].prompt);
         prefiller.backlog = if prefiller.line.is_empty() { 0.0 } else { prefiller.backlog - pass.slowest };
         prefiller.free_at = self.now + pass.slowest;
         prefiller.busy += pass.slowest;
@@ -301,6 +319,8 @@ impl<'a> Engine<'a> {
                 self.decoders[by].taken -= 1;
                 self.reschedule(by);
                 self.give_slots();
+            } else {
+                self.let_go(by);
             }
             return;
         }
@@ -314,6 +334,12 @@ impl<'a> Engine<'a> {
             self.line.push_back(request);
             self.give_slots();
         }
+    }
+
+    /// A request has left a replica that only prefills.
+    fn let_go(&mut self, index: usize) {
+        self.prefillers[index].taken -= 1;
+        self.begin_prefill(index);
     }
 
     /// Gives free slots to whoever has waited longest: to the central line's head, and on mixed replicas to the head
@@ -364,15 +390,18 @@ impl<'a> Engine<'a> {
         any
     }
 
-    /// Starts the prefill at the head of a mixed replica's line if there is a slot and no prefill, unless the request
-    /// `before` came earlier.
+    /// Gives a mixed replica's free slots to those at the head of its line, unless the request `before` came earlier.
     fn start_mixed(&mut self, index: usize, before: Option<usize>) {
-        let replica = &self.cluster.replicas()[index];
-        let decoder = &self.decoders[index];
-        let Some(&request) = decoder.line.front() else { return };
-        if decoder.is_prefilling() || decoder.taken >= replica.slots || before.is_some_and(|b| b < request) {
-            return;
+        while let Some(&request) = self.decoders[index].line.front()
+            && self.decoders[index].taken < self.cluster.replicas()[index].slots
+            && before.is_none_or(|before| before > request)
+        {
+            self.start_mixed_prefill(index, request);
         }
+    }
+
+    fn start_mixed_prefill(&mut self, index: usize, request: usize) {
+        let replica = &self.cluster.replicas()[index];
         self.advance(index);
         let decoder = &mut self.decoders[index];
         decoder.line.pop_front();
@@ -393,10 +422,23 @@ impl<'a> Engine<'a> {
         served.decoded_by = to;
         let from = served.prefilled_by;
         let seconds = self.cluster.handover_seconds(from, to, self.requests[request].prompt);
-        let start = self.sender_free[from].max(self.now);
+        let start = self.sender_free[from].max(self.now + self.batch_left(from));
         self.sender_free[from] = start + seconds;
         self.sending[from] += seconds;
         self.schedule(start + seconds, Kind::CacheArrived(request as u32));
+    }
+
+    /// Seconds until a replica that prefills looks up from the chunk at hand, which it does between two batches.
+    fn batch_left(&self, index: usize) -> f64 {
+        let prefiller = &self.prefillers[index];
+        let left = (prefiller.free_at - self.now).max(0.0);
+        if left > 0.0 { left - ((left / prefiller.chunk).ceil() - 1.0).max(0.0) * prefiller.chunk } else { 0.0 }
+    }
+
+    /// A cache has arrived: the replica that it comes from has a place for another prompt.
+    fn cache_arrived(&mut self, request: usize) {
+        self.begin_decode(request);
+        self.let_go(self.served[request].prefilled_by);
     }
 
     fn begin_decode(&mut self, request: usize) {

@@ -3,8 +3,10 @@
 //!
 //! Requests come to a prefill queue that a [`Policy`] chooses, are computed in order, wait in one central line for a
 //! decode slot, have their cache sent over once a slot is reserved, and are generated at a speed that follows from
-//! how many run beside them. A mixed replica gives a slot before it prefills, and runs prefill chunks between
-//! decode steps. It does not know how plans are made.
+//! how many run beside them. Until its cache is there a request keeps its place at the prefill replica, which has few. A mixed
+//! replica gives a slot before it prefills, computes all prompts that have one in turns, and runs their chunks between
+//! decode steps. So does the engine (`stage::engine`), and so the router (`orchestrator::desk`); where they do otherwise,
+//! `shoal bench testbed` tells. It does not know how plans are made.
 
 mod decode;
 mod engine;
@@ -29,8 +31,11 @@ pub use crate::prefill::PrefillTimes;
 pub struct SimReplica {
     /// What it is used for.
     pub role: Role,
-    /// Decode slots.
+    /// Decode slots. Of a replica that only prefills, how many requests it computes or holds until they are taken over; 0 for as many
+    /// as come.
     pub slots: usize,
+    /// Stages, which all have something to do if as many requests run.
+    pub stages: usize,
     /// Times of prompts.
     pub prefill: PrefillTimes,
     /// Seconds per token with `n` requests running, by `n`; index 0 is not used.
@@ -41,7 +46,12 @@ impl SimReplica {
     /// A replica with times in proportion: for tests against theory, and for emulation.
     pub fn simple(role: Role, slots: usize, seconds_per_prompt_token: f64, tpot: Vec<f64>) -> Self {
         let prefill = PrefillTimes::proportional(seconds_per_prompt_token, 1e12);
-        Self { role, slots, prefill, tpot }
+        Self { role, slots, stages: 1, prefill, tpot }
+    }
+
+    /// Seconds from the start of a prompt of so many tokens to its first token, if nothing else is done meanwhile.
+    pub fn prompt_seconds(&self, tokens: f64) -> f64 {
+        self.prefill.of(tokens).sum
     }
 
     pub(crate) fn decodes(&self) -> bool {
