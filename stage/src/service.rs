@@ -203,7 +203,8 @@ impl v1::stage_server::Stage for StageService {
         let room = frames_in_flight(&self.config);
         let (frames, mut outgoing) = mpsc::channel(room);
         if let Some(network) = &self.network {
-            let failed = |error| Status::internal(format!("starting the thread of an emulated link: {error}"));
+            let failed =
+                |error| Status::internal(format!("starting the thread of an emulated link: {error}"));
             outgoing = network.carry(outgoing, room).map_err(failed)?;
         }
         self.reset(epoch, Some(Outlet { frames, encoding })).await?;

@@ -284,7 +284,8 @@ mod tests {
 
     #[test]
     fn a_time_of_zero_gives_no_infinite_rate() {
-        let timings = Timings::new(Usage::new(1, 1, 0), Spent { queue: 0.0, prefill: 0.0, decode: 0.0, replica: None });
+        let timings =
+            Timings::new(Usage::new(1, 1, 0), Spent { queue: 0.0, prefill: 0.0, decode: 0.0, replica: None });
         assert!(!serde_json::to_string(&timings).unwrap().contains("null"));
     }
 }

@@ -71,6 +71,11 @@ impl Decoder {
         }
     }
 
+    /// Requests that get tokens.
+    pub(super) fn n_running(&self) -> usize {
+        self.running.len()
+    }
+
     /// Prompts that are computed.
     pub(super) fn n_prefilling(&self) -> usize {
         self.prefills.len()

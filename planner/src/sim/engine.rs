@@ -16,7 +16,14 @@ enum Kind {
     FirstToken(u32),
     /// A cache has arrived.
     CacheArrived(u32),
+    /// All stages on either side have seen that.
+    TakenOver(u32),
 }
+
+/// Batches of a decoding stage that pass before a cache which comes to it is used, on average: half of one until its master looks at
+/// the request, most of one until the last of its stages has put the cache in its place, half of one until the master hears of that, and
+/// half of one until a step takes the request along.
+const BATCHES_TO_TAKE_OVER: f64 = 2.5;
 
 /// A time, as bits, and a number in the order of scheduling.
 type Due = (u64, u64);
@@ -207,6 +214,7 @@ impl<'a> Engine<'a> {
                 Some(Reverse((_, _, Kind::PrefillFree(replica)))) => self.begin_prefill(replica as usize),
                 Some(Reverse((_, _, Kind::FirstToken(request)))) => self.first_token(request as usize),
                 Some(Reverse((_, _, Kind::CacheArrived(request)))) => self.cache_arrived(request as usize),
+                Some(Reverse((_, _, Kind::TakenOver(request)))) => self.taken_over(request as usize),
                 None => {}
             },
         }
@@ -432,11 +440,27 @@ impl<'a> Engine<'a> {
     fn batch_left(&self, index: usize) -> f64 {
         let prefiller = &self.prefillers[index];
         let left = (prefiller.free_at - self.now).max(0.0);
-        if left > 0.0 { left - ((left / prefiller.chunk).ceil() - 1.0).max(0.0) * prefiller.chunk } else { 0.0 }
+        if left > 0.0 && self.cluster.between_batches {
+            left - ((left / prefiller.chunk).ceil() - 1.0).max(0.0) * prefiller.chunk
+        } else {
+            0.0
+        }
     }
 
-    /// A cache has arrived: the replica that it comes from has a place for another prompt.
+    /// A cache has arrived. Who sent it confirms that, and who takes it puts it in its place, each between two batches.
     fn cache_arrived(&mut self, request: usize) {
+        let (from, to) = (self.served[request].prefilled_by, self.served[request].decoded_by);
+        let replica = &self.cluster.replicas()[to];
+        let batch = match self.decoders[to].n_running() {
+            n if n > 0 && self.cluster.between_batches => replica.tpot(n) / replica.stages as f64,
+            _ => 0.0,
+        };
+        let left = self.batch_left(from) + BATCHES_TO_TAKE_OVER * batch;
+        self.schedule(self.now + left, Kind::TakenOver(request as u32));
+    }
+
+    /// A request is decoded elsewhere: the replica that it comes from has a place for another prompt.
+    fn taken_over(&mut self, request: usize) {
         self.begin_decode(request);
         self.let_go(self.served[request].prefilled_by);
     }

@@ -103,19 +103,21 @@ pub struct SimCluster {
     replicas: Vec<SimReplica>,
     /// `[from][to]`.
     handover: Vec<Handover>,
+    /// Whether those who hand over and take over do so between two batches.
+    between_batches: bool,
 }
 
 impl SimCluster {
     /// `handover[from · replicas + to]` is what sending a cache from one to another takes.
     pub fn new(replicas: Vec<SimReplica>, handover: Vec<Handover>) -> Self {
         debug_assert_eq!(handover.len(), replicas.len() * replicas.len());
-        Self { replicas, handover }
+        Self { replicas, handover, between_batches: true }
     }
 
     /// Handing over costs nothing.
     pub fn without_handover(replicas: Vec<SimReplica>) -> Self {
         let n = replicas.len();
-        Self::new(replicas, vec![Handover::default(); n * n])
+        Self { between_batches: false, ..Self::new(replicas, vec![Handover::default(); n * n]) }
     }
 
     /// Its replicas.

@@ -263,8 +263,7 @@ fn a_request_keeps_its_place_at_a_prefill_replica_until_it_is_taken_over() {
     let handover = vec![Handover::linear(0.0, 0.5); 4];
     let starts = |places: usize| {
         let cluster = SimCluster::new(replicas(places), handover.clone());
-        let report =
-            simulate(&cluster, &two_at_once(11.0), &mut ShortestWork, Bounds::default()).unwrap();
+        let report = simulate(&cluster, &two_at_once(11.0), &mut ShortestWork, Bounds::default()).unwrap();
         report.served.iter().map(|served| served.prefill_start).collect::<Vec<_>>()
     };
     assert_eq!(starts(0), [0.0, 1.0]);
@@ -278,7 +277,7 @@ fn a_cache_leaves_between_two_chunks() {
         SimReplica::simple(Role::Prefill, 0, 0.01, vec![1.0; 2]),
         SimReplica::simple(Role::Decode, 2, 0.01, vec![1.0; 3]),
     ];
-    let cluster = SimCluster::without_handover(replicas);
+    let cluster = SimCluster::new(replicas, vec![Handover::default(); 4]);
     let report = simulate(&cluster, &two_at_once(11.0), &mut ShortestWork, Bounds::default()).unwrap();
     // The second prompt is a single chunk, and nobody waits for the one after it.
     let waits: Vec<f64> = report.served.iter().map(|s| s.decode_start - s.first_token).collect();
@@ -288,8 +287,7 @@ fn a_cache_leaves_between_two_chunks() {
 
 #[test]
 fn prompts_on_a_mixed_replica_take_turns() {
-    let cluster =
-        SimCluster::without_handover(vec![SimReplica::simple(Role::Mixed, 2, 0.01, vec![1.0; 3])]);
+    let cluster = SimCluster::without_handover(vec![SimReplica::simple(Role::Mixed, 2, 0.01, vec![1.0; 3])]);
     let report = simulate(&cluster, &two_at_once(2.0), &mut ShortestWork, Bounds::default()).unwrap();
     for served in &report.served {
         assert_close(served.first_token, 2.0, 1e-6);

@@ -62,9 +62,7 @@ pub(crate) fn came_at(due_ns: u64) -> Instant {
 fn came(due_ns: u64, now: Instant, clock: SystemTime) -> Instant {
     let due = UNIX_EPOCH + Duration::from_nanos(due_ns);
     match clock.duration_since(due) {
-        Ok(ago) if due_ns > 0 && ago <= SAME_CLOCK => {
-            now.checked_sub(ago.min(MOST_OWED)).unwrap_or(now)
-        }
+        Ok(ago) if due_ns > 0 && ago <= SAME_CLOCK => now.checked_sub(ago.min(MOST_OWED)).unwrap_or(now),
         _ => now,
     }
 }

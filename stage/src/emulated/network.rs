@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use cluster::{Attention, LayerRange, ModelShape};
-use protocol::emulation::{Emulation, EmulatedNetwork};
+use protocol::emulation::{EmulatedNetwork, Emulation};
 use protocol::plan_files::PlanFileError;
 use protocol::rows::RowEncoding;
 use protocol::v1;

@@ -21,7 +21,8 @@ fn a_plan_is_run_beside_its_simulation_and_not_run_again() {
     let (results, page) = (folder.path().join("results.json"), folder.path().join("page.md"));
     let (results_at, page_at) = (results.to_str().unwrap(), page.to_str().unwrap());
     // One prefill replica of two stages, and three that decode.
-    let few = ["--config", "5", "--plans", "els", "--requests", "3", "--time-scale", "0.05", "--model", "glassllm"];
+    let few =
+        ["--config", "5", "--plans", "els", "--requests", "3", "--time-scale", "0.05", "--model", "glassllm"];
     let args = [&few[..], &["--output", results_at, "--json"]].concat();
     let (code, stdout, stderr) = test_bed(&args);
     assert_eq!(code, 0, "{stderr}");
@@ -50,7 +51,8 @@ fn a_plan_is_run_beside_its_simulation_and_not_run_again() {
 
 #[test]
 fn what_cannot_be_run_is_bad_usage() {
-    for args in [&["--config", "13"][..], &["--time-scale", "0"], &["--plans", "best"], &["--requests", "0"]] {
+    for args in [&["--config", "13"][..], &["--time-scale", "0"], &["--plans", "best"], &["--requests", "0"]]
+    {
         assert_eq!(test_bed(args).0, 2, "{args:?}");
     }
 }

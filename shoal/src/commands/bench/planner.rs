@@ -90,7 +90,11 @@ pub(crate) fn run(args: &PlannerArgs) -> Result<()> {
 
 /// Writes the page; the section that `shoal bench testbed` has added to it stays.
 fn write_page(path: &Path, page: &str) -> Result<()> {
-    let old = if path.exists() { fs::read_to_string(path).context("reading the page as it is")? } else { String::new() };
+    let old = if path.exists() {
+        fs::read_to_string(path).context("reading the page as it is")?
+    } else {
+        String::new()
+    };
     match old.split_once(SECTION) {
         Some((_, section)) => write_file(path, &format!("{}\n\n{SECTION}{section}", page.trim_end())),
         None => write_file(path, page),

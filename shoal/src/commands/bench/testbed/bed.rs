@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use cluster::{
-    Bytes, DeviceMemory, LinkEncoding, LinkQuality, Load, Millis, ModelHash, ModelShape, ReplicaPlan, ReplicaState,
-    StageMemory, StagePlan, TokensPerSecond,
+    Bytes, DeviceMemory, LinkEncoding, LinkQuality, Load, Millis, ModelHash, ModelShape, ReplicaPlan,
+    ReplicaState, StageMemory, StagePlan, TokensPerSecond,
 };
 use futures::future::{join_all, try_join_all};
 use gguf::cut::CutOptions;
@@ -212,10 +212,8 @@ impl Stages<'_> {
         // Whether it fits was the planner's question.
         let ample = DeviceMemory::Discrete { vram: Bytes(1 << 50), ram: Bytes(1 << 50) };
         let link = link(problem).context("the suite's devices are not linked")?;
-        let network = EmulatedNetwork {
-            bytes_per_second: link.bandwidth.0,
-            latency_ms: link.one_way_latency.0,
-        };
+        let network =
+            EmulatedNetwork { bytes_per_second: link.bandwidth.0, latency_ms: link.one_way_latency.0 };
         Ok(Emulation::new(profile, ample, &self.model(), self.ground.time_scale)?.within(network)?)
     }
 }

@@ -49,7 +49,13 @@ pub(crate) struct TestbedArgs {
     #[arg(long = "config", value_name = "N,N,...", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=12))]
     configurations: Vec<u32>,
     /// By which objectives plans are chosen.
-    #[arg(long, value_enum, value_name = "OBJECTIVE,...", value_delimiter = ',', default_value = "queue,els")]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "OBJECTIVE,...",
+        value_delimiter = ',',
+        default_value = "queue,els"
+    )]
     plans: Vec<PlanArg>,
     /// Model whose vocabulary the API uses: a .gguf file, or the start of the name of one in the models folder.
     #[arg(short, long, value_name = "MODEL", default_value = "SmolLM2")]
@@ -116,10 +122,10 @@ pub(crate) fn run(args: &TestbedArgs, globals: &Globals) -> Result<()> {
     let mut view = ProgressView::new();
     for (number, configuration) in chosen(&bed, &args.configurations) {
         for objective in args.plans.iter().copied().map(ObjectiveKind::from) {
-            if report.has(&configuration.name(), objective) {
+            let trial = Trial::new(&bed, &configuration, objective, workload)?;
+            if report.knows(&trial, simulated(&trial)?) {
                 continue;
             }
-            let trial = Trial::new(&bed, &configuration, objective, workload)?;
             let comparison = runtime.block_on(async {
                 tokio::select! {
                     comparison = measure(&trial, &ground, (number, &mut view)) => comparison,
@@ -136,7 +142,11 @@ pub(crate) fn run(args: &TestbedArgs, globals: &Globals) -> Result<()> {
     if let Some(path) = &args.markdown {
         report.write_section(path, &args.measured_on)?;
     }
-    if args.json { output::print_json(&report)? } else { output::print(&report.table())? }
+    if args.json {
+        output::print_json(&report)?
+    } else {
+        output::print(&report.table())?
+    }
     Ok(())
 }
 
@@ -167,9 +177,10 @@ async fn measure(
     let mut show = |done| view.show_share(&what, done, trial.requests.len() as u64);
     let seen = drive(server, &trial.requests, &mut show).await;
     bed.stop().await;
-    let prompts: Vec<f64> = trial.requests.iter().map(|request| request.prompt).collect();
-    Ok(Comparison {
-        simulated: Figures::simulated(&trial.simulate()?, &prompts, &trial.cluster),
-        measured: Figures::measured(&seen?, &prompts, &trial.cluster),
-    })
+    let measured = Figures::measured(&seen?, &trial.prompts(), &trial.cluster);
+    Ok(Comparison { simulated: simulated(trial)?, measured })
+}
+
+fn simulated(trial: &Trial) -> Result<Figures> {
+    Ok(Figures::simulated(&trial.simulate()?, &trial.prompts(), &trial.cluster))
 }

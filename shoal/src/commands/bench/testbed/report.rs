@@ -6,7 +6,6 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use comfy_table::{Table, presets};
-use planner::ObjectiveKind;
 use planner::table::in_short;
 use serde::{Deserialize, Serialize};
 
@@ -15,7 +14,8 @@ use super::trial::{Trial, Workload};
 use crate::commands::planning::write_file;
 
 /// The section's first line: what is after it is written anew.
-pub(in super::super) const SECTION: &str = "<!-- From here on written by `shoal bench testbed --markdown`; do not edit. -->";
+pub(in super::super) const SECTION: &str =
+    "<!-- From here on written by `shoal bench testbed --markdown`; do not edit. -->";
 
 /// All runs, and what they have in common.
 #[derive(Debug, Serialize, Deserialize)]
@@ -72,9 +72,19 @@ impl Report {
         Ok(known)
     }
 
-    pub(super) fn has(&self, configuration: &str, objective: ObjectiveKind) -> bool {
-        let is_meant = |run: &Run| run.configuration == configuration && run.objective == objective.name();
-        self.runs.iter().any(is_meant)
+    /// Whether the same plan was run already. The simulation beside it may be another since; a run of another plan is none.
+    pub(super) fn knows(&mut self, trial: &Trial, simulated: Figures) -> bool {
+        self.refresh((&trial.name, trial.objective.name(), &in_short(&trial.plan)), simulated)
+    }
+
+    fn refresh(&mut self, (configuration, objective, plan): (&str, &str, &str), simulated: Figures) -> bool {
+        self.runs.retain(|run| !run.is_of(configuration, objective) || run.plan == plan);
+        let Some(run) = self.runs.iter_mut().find(|run| run.is_of(configuration, objective)) else {
+            return false;
+        };
+        run.comparison.simulated = simulated;
+        run.agrees = run.comparison.agrees();
+        true
     }
 
     /// Adds a run, and writes all to the file if there is one.
@@ -147,9 +157,14 @@ const TITLES: [&str; 10] = [
 ];
 
 impl Run {
+    fn is_of(&self, configuration: &str, objective: &str) -> bool {
+        self.configuration == configuration && self.objective == objective
+    }
+
     fn cells(&self) -> [String; 10] {
         let Comparison { simulated, measured } = self.comparison;
-        let percent = |of: fn(&Figures) -> f64| format!("{:+.1} %", share(of(&simulated), of(&measured)) * 100.0);
+        let percent =
+            |of: fn(&Figures) -> f64| format!("{:+.1} %", share(of(&simulated), of(&measured)) * 100.0);
         let wait = match simulated.max_wait_s.max(measured.max_wait_s) {
             short if short < 1.0 => format!("{:+.2} s", measured.max_wait_s - simulated.max_wait_s),
             _ => percent(|figures| figures.max_wait_s),
@@ -182,7 +197,7 @@ mod tests {
             number,
             configuration: format!("configuration {number}"),
             objective: "els".to_owned(),
-            plan: String::new(),
+            plan: "a plan".to_owned(),
             agrees: comparison.agrees(),
             comparison,
         }
@@ -195,10 +210,15 @@ mod tests {
         let mut report = Report::open(Some(&path), 0.1, WORKLOAD).unwrap();
         report.add(run(2, 21.0), Some(&path)).unwrap();
         report.add(run(1, 25.0), Some(&path)).unwrap();
-        let again = Report::open(Some(&path), 0.1, WORKLOAD).unwrap();
-        assert!(again.has("configuration 1", ObjectiveKind::Els));
-        assert!(!again.has("configuration 1", ObjectiveKind::Queue));
+        let mut again = Report::open(Some(&path), 0.1, WORKLOAD).unwrap();
         assert_eq!(again.table(), report.table());
+        // Another simulation of the same plan stands beside what was measured; another plan was not run.
+        let simulated = Figures { max_wait_s: 25.0, ..again.runs[0].comparison.simulated };
+        assert!(!again.refresh(("configuration 1", "queue", "a plan"), simulated));
+        assert!(again.refresh(("configuration 1", "els", "a plan"), simulated));
+        assert!(again.table().contains("2 of 2 runs agree"), "{}", again.table());
+        assert!(!again.refresh(("configuration 2", "els", "another plan"), simulated));
+        assert_eq!(again.runs.len(), 1);
         assert!(report.table().contains("1 of 2 runs agree"), "{}", report.table());
         let other = Report::open(Some(&path), 0.2, WORKLOAD).unwrap_err().to_string();
         assert!(other.contains("time scale 0.1"), "{other}");

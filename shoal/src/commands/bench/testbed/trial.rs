@@ -56,6 +56,11 @@ impl Trial {
         Ok(report.context("the simulator cannot serve the requests")?.served)
     }
 
+    /// Tokens of each request's prompt.
+    pub(super) fn prompts(&self) -> Vec<f64> {
+        self.requests.iter().map(|request| request.prompt).collect()
+    }
+
     /// Prompt tokens that a replica computes at once.
     pub(super) fn chunk(&self, role: Role) -> u32 {
         match role {
