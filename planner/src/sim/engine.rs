@@ -9,7 +9,7 @@ use super::{Bounds, DecodeView, Policy, PrefillView, Request, SimCluster};
 use crate::chain::Pass;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Kind {
+pub(super) enum Kind {
     /// A replica's slowest stage can begin the next prompt.
     PrefillFree(u32),
     /// A prompt's first token is out.
@@ -19,11 +19,6 @@ enum Kind {
     /// All stages on either side have seen that.
     TakenOver(u32),
 }
-
-/// Batches of a decoding stage that pass before a cache which comes to it is used, on average: half of one until its master looks at
-/// the request, most of one until the last of its stages has put the cache in its place, half of one until the master hears of that, and
-/// half of one until a step takes the request along.
-const BATCHES_TO_TAKE_OVER: f64 = 2.5;
 
 /// A time, as bits, and a number in the order of scheduling.
 type Due = (u64, u64);
@@ -41,42 +36,42 @@ enum Next {
 
 /// A replica that only prefills: a pipeline that takes one prompt after the other.
 #[derive(Debug, Default)]
-struct Prefiller {
+pub(super) struct Prefiller {
     /// Requests and what their prompts take.
     line: VecDeque<(usize, Pass)>,
     /// Requests that it computes, or holds until they are taken over.
-    taken: usize,
-    free_at: f64,
+    pub taken: usize,
+    pub free_at: f64,
     /// Seconds of a chunk of the prompt at hand.
-    chunk: f64,
+    pub chunk: f64,
     busy: f64,
     /// Seconds of the slowest stage that wait in line.
     backlog: f64,
 }
 
-struct Engine<'a> {
-    cluster: &'a SimCluster,
-    requests: &'a [Request],
+pub(super) struct Engine<'a> {
+    pub cluster: &'a SimCluster,
+    pub requests: &'a [Request],
     policy: &'a mut dyn Policy,
     bounds: Bounds,
-    now: f64,
+    pub now: f64,
     /// By time, then by order of scheduling.
     events: BinaryHeap<Reverse<(u64, u64, Kind)>>,
     scheduled: u64,
     /// The same of what is due at each decoding replica, which changes with everything that happens there.
     due: Vec<Due>,
     handled: u64,
-    served: Vec<Served>,
-    prefillers: Vec<Prefiller>,
-    decoders: Vec<Decoder>,
+    pub served: Vec<Served>,
+    pub prefillers: Vec<Prefiller>,
+    pub decoders: Vec<Decoder>,
     /// When each replica's sending card is free, and how long it was not.
-    sender_free: Vec<f64>,
-    sending: Vec<f64>,
+    pub sender_free: Vec<f64>,
+    pub sending: Vec<f64>,
     /// Requests with a first token and no slot.
     line: VecDeque<usize>,
     mean_output: f64,
     in_system: usize,
-    in_replica: Vec<usize>,
+    pub in_replica: Vec<usize>,
     request_seconds: f64,
     replica_seconds: Vec<f64>,
     queues: Vec<(f64, u32, u32)>,
@@ -201,7 +196,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    fn schedule(&mut self, at: f64, kind: Kind) {
+    pub(super) fn schedule(&mut self, at: f64, kind: Kind) {
         self.scheduled += 1;
         self.events.push(Reverse((at.max(self.now).to_bits(), self.scheduled, kind)));
     }
@@ -293,7 +288,7 @@ impl<'a> Engine<'a> {
     }
 
     /// Begins with the next prompt, if there is one, and a place for it, and the slowest stage is done with the one before.
-    fn begin_prefill(&mut self, index: usize) {
+    pub(super) fn begin_prefill(&mut self, index: usize) {
         let replica = &self.cluster.replicas()[index];
         let prefiller = &mut self.prefillers[index];
         let is_full = replica.slots > 0 && prefiller.taken >= replica.slots;
@@ -342,12 +337,6 @@ impl<'a> Engine<'a> {
             self.line.push_back(request);
             self.give_slots();
         }
-    }
-
-    /// A request has left a replica that only prefills.
-    fn let_go(&mut self, index: usize) {
-        self.prefillers[index].taken -= 1;
-        self.begin_prefill(index);
     }
 
     /// Gives free slots to whoever has waited longest: to the central line's head, and on mixed replicas to the head
@@ -421,51 +410,7 @@ impl<'a> Engine<'a> {
         self.reschedule(index);
     }
 
-    /// Takes a slot and sends the cache there, after those that the sender has promised already.
-    fn reserve(&mut self, request: usize, to: usize) {
-        self.decoders[to].taken += 1;
-        self.in_replica[to] += 1;
-        let served = &mut self.served[request];
-        served.slot = self.now;
-        served.decoded_by = to;
-        let from = served.prefilled_by;
-        let seconds = self.cluster.handover_seconds(from, to, self.requests[request].prompt);
-        let start = self.sender_free[from].max(self.now + self.batch_left(from));
-        self.sender_free[from] = start + seconds;
-        self.sending[from] += seconds;
-        self.schedule(start + seconds, Kind::CacheArrived(request as u32));
-    }
-
-    /// Seconds until a replica that prefills looks up from the chunk at hand, which it does between two batches.
-    fn batch_left(&self, index: usize) -> f64 {
-        let prefiller = &self.prefillers[index];
-        let left = (prefiller.free_at - self.now).max(0.0);
-        if left > 0.0 && self.cluster.between_batches {
-            left - ((left / prefiller.chunk).ceil() - 1.0).max(0.0) * prefiller.chunk
-        } else {
-            0.0
-        }
-    }
-
-    /// A cache has arrived. Who sent it confirms that, and who takes it puts it in its place, each between two batches.
-    fn cache_arrived(&mut self, request: usize) {
-        let (from, to) = (self.served[request].prefilled_by, self.served[request].decoded_by);
-        let replica = &self.cluster.replicas()[to];
-        let batch = match self.decoders[to].n_running() {
-            n if n > 0 && self.cluster.between_batches => replica.tpot(n) / replica.stages as f64,
-            _ => 0.0,
-        };
-        let left = self.batch_left(from) + BATCHES_TO_TAKE_OVER * batch;
-        self.schedule(self.now + left, Kind::TakenOver(request as u32));
-    }
-
-    /// A request is decoded elsewhere: the replica that it comes from has a place for another prompt.
-    fn taken_over(&mut self, request: usize) {
-        self.begin_decode(request);
-        self.let_go(self.served[request].prefilled_by);
-    }
-
-    fn begin_decode(&mut self, request: usize) {
+    pub(super) fn begin_decode(&mut self, request: usize) {
         let served = &mut self.served[request];
         served.decode_start = self.now;
         let (wait, index) = (served.wait(), served.decoded_by);

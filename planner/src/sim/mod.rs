@@ -10,6 +10,7 @@
 
 mod decode;
 mod engine;
+mod hand_over;
 mod policy;
 mod report;
 mod traffic;

@@ -60,8 +60,9 @@ pub(crate) struct TestbedArgs {
     /// Model whose vocabulary the API uses: a .gguf file, or the start of the name of one in the models folder.
     #[arg(short, long, value_name = "MODEL", default_value = "SmolLM2")]
     model: String,
-    /// Seconds that a second of the devices takes here.
-    #[arg(long, value_name = "X", default_value_t = 0.1, value_parser = time_scale)]
+    /// Seconds that a second of the devices takes here. What HTTP and hand-offs really take here, some milliseconds, counts as so much
+    /// more of the devices' time.
+    #[arg(long, value_name = "X", default_value_t = 0.2, value_parser = time_scale)]
     time_scale: f64,
     /// Of the requests' lengths; plans are chosen with seeds 1, 2 and 3.
     #[arg(long, value_name = "N", default_value_t = 101)]
