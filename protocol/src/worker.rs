@@ -362,8 +362,8 @@ mod tests {
 
     #[test]
     fn another_version_is_refused_by_number_even_if_its_fields_are_unknown() {
-        let error = WorkerConfig::from_line(r#"{"version":4,"engine":"new"}"#).unwrap_err();
-        assert!(error.to_string().contains("has version 4, but this binary speaks version 3"), "{error}");
+        let error = WorkerConfig::from_line(r#"{"version":5,"engine":"new"}"#).unwrap_err();
+        assert!(error.to_string().contains("has version 5, but this binary speaks version 4"), "{error}");
         let error = WorkerHello::from_line(r#"{"version":0,"port":1}"#).unwrap_err();
         assert!(error.to_string().contains("worker hello has version 0"), "{error}");
         let hello = WorkerHello::new(4711);

@@ -152,7 +152,7 @@ async fn in_an_emulated_network_a_few_bytes_of_each_row_travel() {
     let ca = ClusterCa::new().unwrap();
     let network = EmulatedNetwork { bytes_per_second: 1e8, latency_ms: 0.1 };
     let mut workers = Vec::new();
-    for mut config in configs(3, Attention::Full, AMPLE, &ca) {
+    for mut config in configs(2, Attention::Full, AMPLE, &ca) {
         config.n_embd = 4;
         config.emulation = config.emulation.map(|it| Box::new(it.within(network).unwrap()));
         let config = WorkerConfig::from_line(&config.to_line().unwrap()).unwrap();
