@@ -66,6 +66,11 @@ impl Dispatch {
         self.with_desk(|desk, now| desk.set_role(replica, role, now));
     }
 
+    /// Answers are expected to have so many tokens, until they are seen to have others.
+    pub(crate) fn expect_output(&self, mean: f64) {
+        self.with_desk(|desk, _| desk.expect_output(mean));
+    }
+
     /// A sequence was moved, or was to be.
     pub(crate) fn saw_move(&self, seen: Move) {
         self.with_desk(|desk, now| desk.saw_move(seen, now));

@@ -109,6 +109,11 @@ impl Fleet {
         self.0.dispatch.set_role(number, role);
     }
 
+    /// Answers are expected to have so many tokens on average, as a plan's workload says, until they are seen to have others.
+    pub fn expect_output(&self, mean: f64) {
+        self.0.dispatch.expect_output(mean);
+    }
+
     /// Sends a replica no more requests. Those that it generates go on, those that wait for it are bound anew.
     pub fn drain(&self, number: usize) {
         if let Some(member) = self.member(number) {

@@ -83,6 +83,8 @@ struct Journal {
     generated: u32,
     sent: Instant,
     started: Option<Instant>,
+    /// Where it started.
+    replica: Option<usize>,
     first_token: Option<Instant>,
     clock: TokenClock,
     metrics: Arc<Metrics>,
@@ -136,7 +138,7 @@ impl Generation {
                 Event::Queued(queued) => {
                     tracing::debug!(request = self.journal.request, position = queued.position, "queued");
                 }
-                Event::Started(started) => self.journal.start(&started),
+                Event::Started(started) => self.journal.start(&started, self.source.replica()),
                 Event::Token(token) => {
                     let piece = self.token(&token)?;
                     if let Some(stop) = &piece.stopped_by {
@@ -206,7 +208,7 @@ impl Generation {
         let spent = if self.source.was_disturbed() {
             seen
         } else {
-            Spent { queue: seen.queue, prefill: finished.prefill_ms, decode: finished.decode_ms }
+            Spent { prefill: finished.prefill_ms, decode: finished.decode_ms, ..seen }
         };
         let timings = Timings::new(usage, spent);
         self.last(rest.into(), Outcome { end, usage, timings })
@@ -234,6 +236,7 @@ impl Journal {
             generated: 0,
             sent: Instant::now(),
             started: None,
+            replica: None,
             first_token: None,
             clock: TokenClock::start(),
             metrics,
@@ -243,11 +246,12 @@ impl Journal {
     }
 
     /// What came to pass when it was sent again is no news to the client.
-    fn start(&mut self, started: &v1::Started) {
+    fn start(&mut self, started: &v1::Started, replica: Option<usize>) {
         if self.started.is_some() {
             return;
         }
         self.cached = started.cached_tokens;
+        self.replica = replica;
         self.started = Some(Instant::now());
         self.metrics.started(self.prompt, self.cached);
     }
@@ -266,7 +270,12 @@ impl Journal {
         let started = self.started.unwrap_or(self.sent);
         let first = self.first_token.unwrap_or(started);
         let ms = |time: Duration| time.as_secs_f64() * 1e3;
-        Spent { queue: ms(started - self.sent), prefill: ms(first - started), decode: ms(first.elapsed()) }
+        Spent {
+            queue: ms(started - self.sent),
+            prefill: ms(first - started),
+            decode: ms(first.elapsed()),
+            replica: self.replica,
+        }
     }
 
     fn close(&mut self, outcome: &Outcome) {

@@ -4,6 +4,7 @@ use std::fmt;
 
 use cluster::{Bytes, DeviceId, DeviceMemory, NodeId, Role};
 
+use crate::chain::Chain;
 use crate::evaluate::{Evaluator, Replica, Roles};
 use crate::grouping::states::{States, affordable};
 use crate::instance::{Buffers, Instance};
@@ -276,15 +277,20 @@ fn grown(problem: &Problem, name: &DeviceId, by: Bytes) -> Problem {
 
 /// Whether a replica's partition has room for so many slots.
 pub(crate) fn holds(inst: &Instance, replica: &Replica, slots: usize) -> bool {
-    if slots > inst.work.max_slots {
-        return false;
-    }
-    let (chain, need) = (&replica.chain, inst.need(slots));
     let buffers = match replica.role {
         Role::Prefill => Buffers::Prefill,
         Role::Decode => Buffers::Decode,
         Role::Mixed => Buffers::Both,
     };
+    has_room(inst, (&replica.chain, buffers), slots)
+}
+
+/// The same of a chain.
+pub(crate) fn has_room(inst: &Instance, (chain, buffers): (&Chain, Buffers), slots: usize) -> bool {
+    if slots > inst.work.max_slots {
+        return false;
+    }
+    let need = inst.need(slots);
     chain.ranges().into_iter().enumerate().all(|(place, (start, end))| {
         let master = if place + 1 == chain.len() { Master::Yes } else { Master::No };
         let room = inst.room(chain.devices[place], buffers, master, slots);

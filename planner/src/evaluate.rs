@@ -9,6 +9,7 @@ use cluster::Role;
 use rustc_hash::FxHashMap;
 
 use crate::chain::Chain;
+use crate::diagnose::has_room;
 use crate::instance::{Buffers, Instance};
 use crate::layout::Layouter;
 use crate::settings::{Settings, SlotRule};
@@ -152,7 +153,9 @@ impl<'a> Evaluator<'a> {
             return known.clone();
         }
         let chain = match role {
-            Role::Prefill => self.layouter.prefill(devices),
+            Role::Prefill => {
+                self.layouter.prefill(devices).map(|(chain, rate)| (with_places(self.inst(), chain), rate))
+            }
             Role::Decode => self.layouter.decode(devices, rule, Buffers::Decode),
             Role::Mixed => self.layouter.decode(devices, rule, Buffers::Both),
         };
@@ -198,12 +201,24 @@ fn mixed_chunk(inst: &Instance) -> f64 {
     MIXED_CHUNK.min(inst.prefill_chunk)
 }
 
+/// Prompts that a prefill replica may have for each of its stages, if there is room: one is computed there, another is handed over, which
+/// takes as long, and a third waits for somebody to take it.
+const PLACES: usize = 3;
+
+/// A chain that prefills, with room for prompts that wait to be taken over.
+fn with_places(inst: &Instance, chain: Chain) -> Chain {
+    let more = (chain.slots + 1..=PLACES * chain.len()).rev();
+    let most = more.into_iter().find(|&slots| has_room(inst, (&chain, Buffers::Prefill), slots));
+    Chain { slots: most.unwrap_or(chain.slots), ..chain }
+}
+
 /// The times of a chain in a role.
 pub(crate) fn replica(inst: &Instance, role: Role, chain: Chain) -> Replica {
     let chunk = if role == Role::Mixed { mixed_chunk(inst) } else { inst.prefill_chunk };
     let sim = SimReplica {
         role,
-        slots: if role == Role::Prefill { 0 } else { chain.slots },
+        slots: chain.slots,
+        stages: chain.len(),
         prefill: chain.prefill(inst, chunk),
         tpot: chain.tpot(inst),
     };

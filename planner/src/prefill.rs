@@ -72,6 +72,11 @@ impl PrefillTimes {
         Pass { sum: first.sum + slowest - first.slowest + last.slowest, slowest: slowest + last.slowest }
     }
 
+    /// Chunks of a prompt.
+    pub(crate) fn n_chunks(&self, tokens: f64) -> f64 {
+        (tokens / self.chunk).ceil().max(1.0)
+    }
+
     /// Tokens of a chunk.
     pub(crate) fn chunk(&self) -> f64 {
         self.chunk

@@ -22,6 +22,20 @@ pub struct Emulation {
     pub model: ModelShapeFile,
     /// Seconds that a second of the device takes here: below 1 runs faster than the device would.
     pub time_scale: f64,
+    /// The network that it is in; else what this host's takes is what it takes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<EmulatedNetwork>,
+}
+
+/// A network that is emulated with the devices in it. Hidden rows and caches then take the time that the model's would, and only a
+/// few bytes of each travel: hidden rows as wide as the stage is told, an element of keys and one of values.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EmulatedNetwork {
+    /// Of each device's card, each way.
+    pub bytes_per_second: f64,
+    /// One way.
+    pub latency_ms: f64,
 }
 
 /// `device.json`: a device for a node to stand for.
@@ -78,6 +92,7 @@ impl DeviceFile {
             memory: memory.ok_or(EmulationError::Lacks("memory"))?,
             profile,
             time_scale,
+            network: None,
         };
         emulation.check_scale()?;
         emulation.model.shape()?;
@@ -92,6 +107,11 @@ impl DeviceFile {
 pub enum EmulationError {
     #[error("time scale {0} is not a number above 0 and up to 1000")]
     TimeScale(f64),
+    #[error(
+        "a network of {bytes_per_second} bytes per second and {latency_ms} ms of latency cannot be emulated: it takes 1 byte per \
+         second or more, and 0 to 1000000 ms"
+    )]
+    Network { bytes_per_second: f64, latency_ms: f64 },
     #[error("the emulated model's {what} is {got}, but the stage was told {wanted}")]
     Model { what: &'static str, got: u32, wanted: u32 },
     #[error(transparent)]
@@ -115,17 +135,28 @@ impl Emulation {
             memory: memory.into(),
             model: ModelShapeFile::new(profile.model.clone(), model),
             time_scale,
+            network: None,
         };
         emulation.check_scale()?;
+        Ok(emulation)
+    }
+
+    /// In a network that is emulated too.
+    pub fn within(self, network: EmulatedNetwork) -> Result<Self, EmulationError> {
+        let emulation = Self { network: Some(network), ..self };
+        emulation.check_network()?;
         Ok(emulation)
     }
 
     /// Compares it with what a stage is told of its model.
     pub(crate) fn check(&self, n_layer: u32, n_embd: u32) -> Result<(), EmulationError> {
         self.check_scale()?;
+        self.check_network()?;
         let blocks = self.model.shape()?.n_layer();
+        // In an emulated network rows may be narrower than the model's.
+        let width = if self.network.is_some() { n_embd } else { self.model.n_embd };
         for (what, got, wanted) in
-            [("number of blocks", blocks, n_layer), ("width of a hidden row", self.model.n_embd, n_embd)]
+            [("number of blocks", blocks, n_layer), ("width of a hidden row", width, n_embd)]
         {
             if got != wanted {
                 return Err(EmulationError::Model { what, got, wanted });
@@ -133,6 +164,17 @@ impl Emulation {
         }
         self.profile.profile()?;
         Ok(())
+    }
+
+    fn check_network(&self) -> Result<(), EmulationError> {
+        match self.network {
+            Some(EmulatedNetwork { bytes_per_second, latency_ms })
+                if !(bytes_per_second >= 1.0 && (0.0..=1e6).contains(&latency_ms)) =>
+            {
+                Err(EmulationError::Network { bytes_per_second, latency_ms })
+            }
+            _ => Ok(()),
+        }
     }
 
     fn check_scale(&self) -> Result<(), EmulationError> {

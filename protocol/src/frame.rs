@@ -194,6 +194,7 @@ impl Frame {
             prefill: self.prefill,
             runs: self.runs.into_iter().map(Into::into).collect(),
             payload: Some(payload),
+            due_ns: 0,
         }
     }
 

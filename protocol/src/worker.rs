@@ -17,7 +17,7 @@ use crate::slots::MAX_SLOTS;
 use crate::tls::TlsIdentity;
 
 /// Version of all lines. Raise it with every change to them.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// Everything a stage worker needs to know.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -289,6 +289,7 @@ fn versioned<T: DeserializeOwned>(what: &'static str, line: &str) -> Result<T, W
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::emulation::EmulatedNetwork;
     use crate::tls::ClusterCa;
 
     fn slice(start: u32, end: u32) -> SliceConfig {
@@ -361,8 +362,8 @@ mod tests {
 
     #[test]
     fn another_version_is_refused_by_number_even_if_its_fields_are_unknown() {
-        let error = WorkerConfig::from_line(r#"{"version":4,"engine":"new"}"#).unwrap_err();
-        assert!(error.to_string().contains("has version 4, but this binary speaks version 3"), "{error}");
+        let error = WorkerConfig::from_line(r#"{"version":5,"engine":"new"}"#).unwrap_err();
+        assert!(error.to_string().contains("has version 5, but this binary speaks version 4"), "{error}");
         let error = WorkerHello::from_line(r#"{"version":0,"port":1}"#).unwrap_err();
         assert!(error.to_string().contains("worker hello has version 0"), "{error}");
         let hello = WorkerHello::new(4711);
@@ -425,6 +426,15 @@ mod tests {
         };
         assert!(refusal(|e| e.time_scale = 0.0).contains("time scale 0"));
         assert!(refusal(|e| e.time_scale = -1.0).contains("time scale -1"));
+        let network = EmulatedNetwork { bytes_per_second: 1e8, latency_ms: 0.1 };
+        assert!(emulation().within(network).is_ok());
+        for network in [
+            EmulatedNetwork { bytes_per_second: 0.0, ..network },
+            EmulatedNetwork { latency_ms: -1.0, ..network },
+            EmulatedNetwork { bytes_per_second: f64::NAN, ..network },
+        ] {
+            assert!(emulation().within(network).unwrap_err().to_string().contains("cannot be emulated"));
+        }
         assert!(refusal(|e| e.model.blocks[0].count = 9).contains("number of blocks is 9"));
         assert!(refusal(|e| e.model.n_embd = 65).contains("width of a hidden row is 65"));
         assert!(

@@ -82,6 +82,7 @@ pub(crate) struct Inlet {
 
 impl Arrived {
     /// Just now.
+    #[cfg(test)]
     pub(crate) fn now(frame: Frame) -> Self {
         Self { frame, at: Instant::now() }
     }

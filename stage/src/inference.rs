@@ -15,6 +15,7 @@ use protocol::worker::WorkerConfig;
 use tokio::runtime::Handle;
 
 use crate::chain::{Call, Chain, ChainError};
+use crate::emulated::due_ns;
 use crate::engine::LimitsError;
 use crate::events::{Arrived, Control, Inlet, Outlet, frames_in_flight};
 use crate::hand_off::{Parties, TakeOvers};
@@ -37,6 +38,8 @@ pub(crate) struct Inference {
     is_broken: bool,
     /// When the last batch was done.
     ended: Option<Instant>,
+    /// The same while its results are handed on, of an emulated device: they leave then, by its time.
+    leaving: Option<Instant>,
     /// Kept for its memory.
     batch: Vec<Arrived>,
     ranges: Vec<Range<usize>>,
@@ -108,6 +111,7 @@ impl Inference {
             outlet: None,
             is_broken: false,
             ended: None,
+            leaving: None,
             batch: Vec::new(),
             ranges: Vec::new(),
         })
@@ -264,13 +268,14 @@ impl Inference {
         }
         let Some(call) = Call::of(batch, outputs, self.ended) else { return Ok(()) };
         let took = self.chain.run(&call)?;
-        self.ended = Some(Instant::now());
+        self.ended = Some(self.chain.ended());
         self.shared.observed().step(&call, took);
         Ok(())
     }
 
     /// Passes the results on, one frame for one, in order.
     fn hand_on(&mut self, frames: impl Iterator<Item = Arrived>) {
+        self.leaving = self.ended.filter(|_| self.config.emulation.is_some());
         let ranges = std::mem::take(&mut self.ranges);
         for (Arrived { frame, at }, rows) in frames.zip(&ranges) {
             let (is_decode, n_rows) = (!frame.prefill, rows.len() as u64);
@@ -287,6 +292,7 @@ impl Inference {
             }
         }
         self.ranges = ranges;
+        self.leaving = None;
     }
 
     fn pass_on(&mut self, frame: Frame, rows: Range<usize>) {
@@ -294,7 +300,9 @@ impl Inference {
         let data = encoding.encode(self.chain.hidden(rows));
         let next = Frame { rows: Rows::Hidden { encoding: *encoding, data }, ..frame };
         // Waits while the next stage is behind. When the link ends, so does the wait, and the link says why.
-        if frames.blocking_send(next.into_wire(self.config.exit_layer())).is_err() {
+        let mut next = next.into_wire(self.config.exit_layer());
+        next.due_ns = self.leaving.map_or(0, due_ns);
+        if frames.blocking_send(next).is_err() {
             self.outlet = None;
         }
     }
@@ -309,11 +317,13 @@ impl Inference {
             && let Some(step) = master.next_step(self.epoch)
         {
             let Some(Outlet { frames, .. }) = &self.outlet else {
-                self.inbox.push(Arrived::now(step));
+                self.inbox.push(Arrived { frame: step, at: self.leaving.unwrap_or_else(Instant::now) });
                 continue;
             };
+            let mut step = step.into_wire(self.config.exit_layer());
+            step.due_ns = self.leaving.map_or(0, due_ns);
             // The channel has room for all that can be in flight; one that is full or closed is a broken link.
-            if frames.try_send(step.into_wire(self.config.exit_layer())).is_err() {
+            if frames.try_send(step).is_err() {
                 self.shared
                     .report_break(self.epoch, || "the link to stage 0 takes no more frames".to_owned());
                 break;

@@ -2,7 +2,6 @@
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
 
 use cluster::Epoch;
 use futures::StreamExt;
@@ -18,6 +17,7 @@ use tokio_stream::Stream;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::emulated::{Network, came_at};
 use crate::events::{Arrived, Control, Inputs, Outlet, frames_in_flight};
 use crate::link::{self, EPOCH_KEY, Target};
 use crate::memory;
@@ -29,6 +29,8 @@ pub(crate) struct StageService {
     identity: LiveIdentity,
     shared: Arc<Shared>,
     inputs: Inputs,
+    /// Where it is emulated.
+    network: Option<Arc<Network>>,
     /// The link of the newest epoch; held during a whole Link call, so that calls take turns.
     link: tokio::sync::Mutex<Option<AbortOnDropHandle<()>>>,
     /// The newest epoch that has had its stream from the stage before.
@@ -40,13 +42,14 @@ impl StageService {
         config: Arc<WorkerConfig>,
         identity: LiveIdentity,
         shared: Arc<Shared>,
-        inputs: Inputs,
+        (inputs, network): (Inputs, Option<Arc<Network>>),
     ) -> Self {
         Self {
             config,
             identity,
             shared,
             inputs,
+            network,
             link: tokio::sync::Mutex::new(None),
             claimed: Mutex::new(Epoch(0)),
         }
@@ -197,7 +200,13 @@ impl v1::stage_server::Stage for StageService {
             self.shared.enter_epoch(epoch);
             return Ok(Response::new(v1::LinkReply {}));
         };
-        let (frames, outgoing) = mpsc::channel(frames_in_flight(&self.config));
+        let room = frames_in_flight(&self.config);
+        let (frames, mut outgoing) = mpsc::channel(room);
+        if let Some(network) = &self.network {
+            let failed =
+                |error| Status::internal(format!("starting the thread of an emulated link: {error}"));
+            outgoing = network.carry(outgoing, room).map_err(failed)?;
+        }
         self.reset(epoch, Some(Outlet { frames, encoding })).await?;
         self.shared.enter_epoch(epoch);
         let (task, is_up) = self.start_link(epoch, request.next, outgoing);
@@ -269,7 +278,7 @@ impl Intake {
                     return Err(status);
                 }
             };
-            let at = Instant::now();
+            let at = came_at(frame.due_ns);
             let frame = Frame::check(frame, self.epoch, &self.limits).map_err(|error| {
                 self.report(|| format!("a frame of the stage before was refused: {error}"));
                 Status::invalid_argument(format!("stage {}: {error}", self.stage))

@@ -7,6 +7,7 @@ use std::thread::{self, JoinHandle};
 
 use protocol::certify::LiveIdentity;
 use protocol::listen::{Clients, FrameSizes, ListenError, TlsIncoming, server};
+use protocol::plan_files::PlanFileError;
 use protocol::v1::engine_server::EngineServer;
 use protocol::v1::kv_server::KvServer;
 use protocol::v1::stage_server::StageServer;
@@ -16,6 +17,7 @@ use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::emulated::Network;
 use crate::events::{Control, Inputs, channels};
 use crate::generate::EngineService;
 use crate::hand_off::KvService;
@@ -48,6 +50,9 @@ pub enum WorkerError {
     /// It cannot listen.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// The network that it is to emulate cannot be.
+    #[error("stage worker: the emulated network's model")]
+    Network(#[from] PlanFileError),
     /// The server ended by itself.
     #[error("stage worker: the server failed")]
     Serve(#[source] tonic::transport::Error),
@@ -114,10 +119,10 @@ impl Worker {
         let shared = Shared::new();
         let (inputs, inlet) = channels(&config);
         let sizes = FrameSizes::for_rows(config.n_batch, config.n_embd);
-        let hand_off =
-            KvService::new(Arc::clone(&config), identity.clone(), Arc::clone(&shared), inputs.clone());
-        let stage =
-            StageService::new(Arc::clone(&config), identity.clone(), Arc::clone(&shared), inputs.clone());
+        let network = Network::of(config.emulation.as_deref())?;
+        let ways = || (inputs.clone(), network.clone());
+        let hand_off = KvService::new(Arc::clone(&config), identity.clone(), Arc::clone(&shared), ways());
+        let stage = StageService::new(Arc::clone(&config), identity.clone(), Arc::clone(&shared), ways());
         let engine = EngineService::new(Arc::clone(&config), Arc::clone(&shared), inputs.clone());
         let router = server(sizes)
             .add_service(StageServer::new(stage).max_decoding_message_size(sizes.max_message))

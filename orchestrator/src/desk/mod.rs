@@ -202,6 +202,11 @@ impl Desk {
         self.members.len() - 1
     }
 
+    /// Answers are expected to have so many tokens, until they are seen to have others.
+    pub fn expect_output(&mut self, mean: f64) {
+        self.mean_output = mean.max(1.0);
+    }
+
     /// A replica serves in an epoch, or does not. Who holds a slot of an epoch that went on serving keeps it.
     pub fn serve(&mut self, replica: usize, serving: Option<Epoch>, now: Duration) {
         let Some(member) = self.members.get_mut(replica) else { return };

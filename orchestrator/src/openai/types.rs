@@ -69,9 +69,11 @@ pub(crate) struct Spent {
     pub(crate) prefill: f64,
     /// On the answer.
     pub(crate) decode: f64,
+    /// The replica that computed the prompt.
+    pub(crate) replica: Option<usize>,
 }
 
-/// How long a request took in the engine, with llama-server's names; the queue, which it does not tell of, has one of ours.
+/// How long a request took in the engine, with llama-server's names; the queue, and where its prompt was computed, have ours.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Timings {
     queue_ms: f64,
@@ -84,12 +86,14 @@ pub(crate) struct Timings {
     predicted_ms: f64,
     predicted_per_token_ms: f64,
     predicted_per_second: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    replica: Option<usize>,
 }
 
 impl Timings {
     /// Cached tokens cost no time.
     pub(crate) fn new(usage: Usage, spent: Spent) -> Self {
-        let Spent { queue: queue_ms, prefill: prefill_ms, decode: decode_ms } = spent;
+        let Spent { queue: queue_ms, prefill: prefill_ms, decode: decode_ms, replica } = spent;
         let cached = usage.prompt_tokens_details.cached_tokens;
         let prompt_n = usage.prompt_tokens.saturating_sub(cached);
         let predicted_n = usage.completion_tokens;
@@ -104,6 +108,7 @@ impl Timings {
             predicted_ms: decode_ms,
             predicted_per_token_ms: ratio(decode_ms, f64::from(predicted_n)),
             predicted_per_second: ratio(f64::from(predicted_n) * 1e3, decode_ms),
+            replica,
         }
     }
 }
@@ -268,9 +273,9 @@ mod tests {
             json!({ "prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15,
                 "prompt_tokens_details": { "cached_tokens": 4 } })
         );
-        let timings =
-            serde_json::to_value(Timings::new(usage, Spent { queue: 7.0, prefill: 60.0, decode: 100.0 }))
-                .unwrap();
+        let spent = Spent { queue: 7.0, prefill: 60.0, decode: 100.0, replica: Some(2) };
+        let timings = serde_json::to_value(Timings::new(usage, spent)).unwrap();
+        assert_eq!(timings["replica"], 2);
         assert_eq!(timings["queue_ms"], 7.0);
         assert_eq!(timings["prompt_n"], 6);
         assert_eq!(timings["prompt_per_token_ms"], 10.0);
@@ -279,7 +284,8 @@ mod tests {
 
     #[test]
     fn a_time_of_zero_gives_no_infinite_rate() {
-        let timings = Timings::new(Usage::new(1, 1, 0), Spent { queue: 0.0, prefill: 0.0, decode: 0.0 });
+        let timings =
+            Timings::new(Usage::new(1, 1, 0), Spent { queue: 0.0, prefill: 0.0, decode: 0.0, replica: None });
         assert!(!serde_json::to_string(&timings).unwrap().contains("null"));
     }
 }

@@ -100,6 +100,14 @@ impl Source {
         }
     }
 
+    /// The replica that runs it.
+    pub(crate) fn replica(&self) -> Option<usize> {
+        match &self.phase {
+            Phase::Running(running) => Some(running.replica),
+            Phase::Waiting(_) | Phase::Held(_) | Phase::Over => None,
+        }
+    }
+
     /// Whether no master can tell how long it took, because none had it from its beginning to its end.
     pub(crate) fn was_disturbed(&self) -> bool {
         self.was_disturbed

@@ -3,11 +3,19 @@
 //! All running requests get tokens at one rate that depends on their number, so a replica keeps one counter of tokens
 //! since its start and a request is done when the counter has moved on by its length. That makes every event
 //! O(log n), whatever the number of requests running.
+//!
+//! Prompts that have a slot are computed in turns, chunk by chunk, so each of them gets an equal share of what prefill gets.
+//! Between two chunks come as many decode steps as the engine lets pass (`stage::engine::schedule`): where decode steps alone can
+//! keep a stage busy, several, else one, since a step has to wait for the chunk that it meets.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use super::SimReplica;
+
+/// Decode steps for each chunk where decoding keeps a stage busy, at most, and one for every so many tokens of the chunk.
+const MOST_STEPS: f64 = 4.0;
+const TOKENS_PER_STEP: f64 = 64.0;
 
 /// A prefill in progress on a mixed replica.
 #[derive(Debug, Clone, Copy)]
@@ -31,8 +39,8 @@ pub(super) struct Decoder {
     running: BinaryHeap<Reverse<(u64, usize)>>,
     /// Slots taken: running, reserved for a cache on its way, or prefilling.
     pub taken: usize,
-    prefill: Option<Chunks>,
-    /// Requests routed to a mixed replica, waiting for a slot and the prefill before them.
+    prefills: Vec<Chunks>,
+    /// Requests routed to a mixed replica, waiting for a slot.
     pub line: VecDeque<usize>,
     /// Seconds of prefill in that line.
     pub line_work: f64,
@@ -55,7 +63,7 @@ impl Decoder {
             tokens: 0.0,
             running: BinaryHeap::new(),
             taken: 0,
-            prefill: None,
+            prefills: Vec::new(),
             line: VecDeque::new(),
             line_work: 0.0,
             busy: vec![0.0; replica.slots + 1],
@@ -63,24 +71,32 @@ impl Decoder {
         }
     }
 
-    pub(super) fn is_prefilling(&self) -> bool {
-        self.prefill.is_some()
+    /// Requests that get tokens.
+    pub(super) fn n_running(&self) -> usize {
+        self.running.len()
     }
 
-    /// Seconds of the prefill in progress that are left at full speed.
+    /// Prompts that are computed.
+    pub(super) fn n_prefilling(&self) -> usize {
+        self.prefills.len()
+    }
+
+    /// Seconds of the prefills in progress that are left at full speed.
     pub(super) fn prefill_left(&self) -> f64 {
-        self.prefill.map_or(0.0, |chunks| chunks.left)
+        self.prefills.iter().map(|chunks| chunks.left).sum()
     }
 
-    /// Seconds per token now, and the share of a second that prefill gets.
+    /// Seconds per token now, and the share of a second that each prefill gets.
     fn rates(&self, replica: &SimReplica) -> (f64, f64) {
-        let n = self.running.len();
-        match (&self.prefill, n) {
-            (None, _) => (replica.tpot(n), 0.0),
-            (Some(_), 0) => (replica.tpot(1), 1.0),
-            (Some(chunks), n) => {
-                let step = replica.tpot(n) + chunks.chunk;
-                (step, chunks.chunk / step)
+        let (n, prefills) = (self.running.len(), self.prefills.len() as f64);
+        match (self.prefills.is_empty(), n) {
+            (true, _) => (replica.tpot(n), 0.0),
+            (false, 0) => (replica.tpot(1), 1.0 / prefills),
+            (false, n) => {
+                let chunk = self.prefills.iter().map(|chunks| chunks.chunk).sum::<f64>() / prefills;
+                let steps = steps_per_chunk(replica, n);
+                let round = steps * replica.tpot(n) + chunk;
+                (round / steps, chunk / round / prefills)
             }
         }
     }
@@ -93,7 +109,7 @@ impl Decoder {
         if !self.running.is_empty() {
             self.tokens += passed / tpot;
         }
-        if let Some(chunks) = &mut self.prefill {
+        for chunks in &mut self.prefills {
             chunks.left -= passed * share;
             self.prefilling += passed * share;
         }
@@ -105,7 +121,8 @@ impl Decoder {
         let (tpot, share) = self.rates(replica);
         let ends =
             self.running.peek().map(|Reverse((end, _))| (f64::from_bits(*end) - self.tokens).max(0.0) * tpot);
-        let prefilled = self.prefill.map(|chunks| chunks.left.max(0.0) / share);
+        let least = self.prefills.iter().map(|chunks| chunks.left.max(0.0)).min_by(f64::total_cmp);
+        let prefilled = least.map(|left| left / share);
         match (ends, prefilled) {
             (Some(a), Some(b)) => Some(self.now + a.min(b)),
             (a, b) => a.or(b).map(|wait| self.now + wait),
@@ -120,11 +137,10 @@ impl Decoder {
     /// A prefill begins on a mixed replica; its slot is taken already. Returns its seconds.
     pub(super) fn start_prefill(&mut self, replica: &SimReplica, request: usize, prompt: f64) -> f64 {
         let pass = replica.prefill.of(prompt);
-        let chunks = (prompt / replica.prefill.chunk()).ceil().max(1.0);
-        self.prefill = Some(Chunks {
+        self.prefills.push(Chunks {
             request,
             left: pass.slowest,
-            chunk: pass.slowest / chunks,
+            chunk: pass.slowest / replica.prefill.n_chunks(prompt),
             tail: pass.sum - pass.slowest,
         });
         pass.slowest
@@ -139,9 +155,9 @@ impl Decoder {
             self.running.pop();
             return Some(Done::Decoded(request));
         }
-        let chunks = self.prefill.filter(|chunks| self.is_now(chunks.left / share))?;
-        self.prefill = None;
-        Some(Done::Prefilled(chunks.request, chunks.tail))
+        let done = self.prefills.iter().position(|chunks| self.is_now(chunks.left / share))?;
+        let Chunks { request, tail, .. } = self.prefills.remove(done);
+        Some(Done::Prefilled(request, tail))
     }
 
     /// Whether what is so many seconds away is due. The clock is made of rounded sums, so a nanosecond is nothing; and what
@@ -150,4 +166,11 @@ impl Decoder {
         const EPSILON: f64 = 1e-9;
         seconds <= EPSILON || self.now + seconds <= self.now
     }
+}
+
+/// Decode steps of `n` requests that pass between two chunks.
+fn steps_per_chunk(replica: &SimReplica, n: usize) -> f64 {
+    let keeps_busy = n >= replica.stages;
+    let steps = (replica.prefill.chunk() / TOKENS_PER_STEP).floor().clamp(1.0, MOST_STEPS);
+    if keeps_busy { steps } else { 1.0 }
 }

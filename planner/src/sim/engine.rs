@@ -9,13 +9,15 @@ use super::{Bounds, DecodeView, Policy, PrefillView, Request, SimCluster};
 use crate::chain::Pass;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Kind {
+pub(super) enum Kind {
     /// A replica's slowest stage can begin the next prompt.
     PrefillFree(u32),
     /// A prompt's first token is out.
     FirstToken(u32),
     /// A cache has arrived.
     CacheArrived(u32),
+    /// All stages on either side have seen that.
+    TakenOver(u32),
 }
 
 /// A time, as bits, and a number in the order of scheduling.
@@ -34,38 +36,42 @@ enum Next {
 
 /// A replica that only prefills: a pipeline that takes one prompt after the other.
 #[derive(Debug, Default)]
-struct Prefiller {
+pub(super) struct Prefiller {
     /// Requests and what their prompts take.
     line: VecDeque<(usize, Pass)>,
-    free_at: f64,
+    /// Requests that it computes, or holds until they are taken over.
+    pub taken: usize,
+    pub free_at: f64,
+    /// Seconds of a chunk of the prompt at hand.
+    pub chunk: f64,
     busy: f64,
     /// Seconds of the slowest stage that wait in line.
     backlog: f64,
 }
 
-struct Engine<'a> {
-    cluster: &'a SimCluster,
-    requests: &'a [Request],
+pub(super) struct Engine<'a> {
+    pub cluster: &'a SimCluster,
+    pub requests: &'a [Request],
     policy: &'a mut dyn Policy,
     bounds: Bounds,
-    now: f64,
+    pub now: f64,
     /// By time, then by order of scheduling.
     events: BinaryHeap<Reverse<(u64, u64, Kind)>>,
     scheduled: u64,
     /// The same of what is due at each decoding replica, which changes with everything that happens there.
     due: Vec<Due>,
     handled: u64,
-    served: Vec<Served>,
-    prefillers: Vec<Prefiller>,
-    decoders: Vec<Decoder>,
+    pub served: Vec<Served>,
+    pub prefillers: Vec<Prefiller>,
+    pub decoders: Vec<Decoder>,
     /// When each replica's sending card is free, and how long it was not.
-    sender_free: Vec<f64>,
-    sending: Vec<f64>,
+    pub sender_free: Vec<f64>,
+    pub sending: Vec<f64>,
     /// Requests with a first token and no slot.
     line: VecDeque<usize>,
     mean_output: f64,
     in_system: usize,
-    in_replica: Vec<usize>,
+    pub in_replica: Vec<usize>,
     request_seconds: f64,
     replica_seconds: Vec<f64>,
     queues: Vec<(f64, u32, u32)>,
@@ -190,7 +196,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    fn schedule(&mut self, at: f64, kind: Kind) {
+    pub(super) fn schedule(&mut self, at: f64, kind: Kind) {
         self.scheduled += 1;
         self.events.push(Reverse((at.max(self.now).to_bits(), self.scheduled, kind)));
     }
@@ -202,7 +208,8 @@ impl<'a> Engine<'a> {
             Next::Event => match self.events.pop() {
                 Some(Reverse((_, _, Kind::PrefillFree(replica)))) => self.begin_prefill(replica as usize),
                 Some(Reverse((_, _, Kind::FirstToken(request)))) => self.first_token(request as usize),
-                Some(Reverse((_, _, Kind::CacheArrived(request)))) => self.begin_decode(request as usize),
+                Some(Reverse((_, _, Kind::CacheArrived(request)))) => self.cache_arrived(request as usize),
+                Some(Reverse((_, _, Kind::TakenOver(request)))) => self.taken_over(request as usize),
                 None => {}
             },
         }
@@ -228,10 +235,7 @@ impl<'a> Engine<'a> {
             prefiller.line.push_back((request, pass));
             // Nobody overtakes here, so the wait is known.
             self.note_wait(wait);
-            let prefiller = &self.prefillers[replica];
-            if prefiller.line.len() == 1 && prefiller.free_at <= self.now {
-                self.begin_prefill(replica);
-            }
+            self.begin_prefill(replica);
         }
     }
 
@@ -250,12 +254,21 @@ impl<'a> Engine<'a> {
                 (prefiller.line.len(), (prefiller.free_at - self.now).max(0.0) + prefiller.backlog)
             };
             self.passes.push(pass);
+            let (decode, taken) = if replica.decodes() {
+                let held = self.decoders[index].taken;
+                let beside = (held + self.decoders[index].line.len() + 1).min(replica.slots);
+                (self.mean_output * replica.tpot(beside), held as f64 / replica.slots as f64)
+            } else {
+                (0.0, self.prefillers[index].taken as f64 / replica.slots.max(1) as f64)
+            };
             self.prefill_views.push(PrefillView {
                 replica: index,
                 role: replica.role,
                 waiting,
                 backlog,
                 service: pass.sum,
+                decode,
+                taken,
             });
         }
     }
@@ -271,12 +284,20 @@ impl<'a> Engine<'a> {
             0 => 0.0,
             ahead => ahead as f64 / replica.slots as f64 * self.mean_output * replica.tpot(replica.slots),
         };
-        (waiting + usize::from(decoder.is_prefilling()), work + generation)
+        (waiting + decoder.n_prefilling(), work + generation)
     }
 
-    fn begin_prefill(&mut self, index: usize) {
+    /// Begins with the next prompt, if there is one, and a place for it, and the slowest stage is done with the one before.
+    pub(super) fn begin_prefill(&mut self, index: usize) {
+        let replica = &self.cluster.replicas()[index];
         let prefiller = &mut self.prefillers[index];
+        let is_full = replica.slots > 0 && prefiller.taken >= replica.slots;
+        if is_full || prefiller.free_at > self.now {
+            return;
+        }
         let Some((request, pass)) = prefiller.line.pop_front() else { return };
+        prefiller.taken += 1;
+        prefiller.chunk = pass.slowest / replica.prefill.n_chunks(self.requests[request].prompt);
         prefiller.backlog = if prefiller.line.is_empty() { 0.0 } else { prefiller.backlog - pass.slowest };
         prefiller.free_at = self.now + pass.slowest;
         prefiller.busy += pass.slowest;
@@ -301,6 +322,8 @@ impl<'a> Engine<'a> {
                 self.decoders[by].taken -= 1;
                 self.reschedule(by);
                 self.give_slots();
+            } else {
+                self.let_go(by);
             }
             return;
         }
@@ -364,15 +387,18 @@ impl<'a> Engine<'a> {
         any
     }
 
-    /// Starts the prefill at the head of a mixed replica's line if there is a slot and no prefill, unless the request
-    /// `before` came earlier.
+    /// Gives a mixed replica's free slots to those at the head of its line, unless the request `before` came earlier.
     fn start_mixed(&mut self, index: usize, before: Option<usize>) {
-        let replica = &self.cluster.replicas()[index];
-        let decoder = &self.decoders[index];
-        let Some(&request) = decoder.line.front() else { return };
-        if decoder.is_prefilling() || decoder.taken >= replica.slots || before.is_some_and(|b| b < request) {
-            return;
+        while let Some(&request) = self.decoders[index].line.front()
+            && self.decoders[index].taken < self.cluster.replicas()[index].slots
+            && before.is_none_or(|before| before > request)
+        {
+            self.start_mixed_prefill(index, request);
         }
+    }
+
+    fn start_mixed_prefill(&mut self, index: usize, request: usize) {
+        let replica = &self.cluster.replicas()[index];
         self.advance(index);
         let decoder = &mut self.decoders[index];
         decoder.line.pop_front();
@@ -384,22 +410,7 @@ impl<'a> Engine<'a> {
         self.reschedule(index);
     }
 
-    /// Takes a slot and sends the cache there, after those that the sender has promised already.
-    fn reserve(&mut self, request: usize, to: usize) {
-        self.decoders[to].taken += 1;
-        self.in_replica[to] += 1;
-        let served = &mut self.served[request];
-        served.slot = self.now;
-        served.decoded_by = to;
-        let from = served.prefilled_by;
-        let seconds = self.cluster.handover_seconds(from, to, self.requests[request].prompt);
-        let start = self.sender_free[from].max(self.now);
-        self.sender_free[from] = start + seconds;
-        self.sending[from] += seconds;
-        self.schedule(start + seconds, Kind::CacheArrived(request as u32));
-    }
-
-    fn begin_decode(&mut self, request: usize) {
+    pub(super) fn begin_decode(&mut self, request: usize) {
         let served = &mut self.served[request];
         served.decode_start = self.now;
         let (wait, index) = (served.wait(), served.decoded_by);

@@ -3,11 +3,14 @@
 //!
 //! Requests come to a prefill queue that a [`Policy`] chooses, are computed in order, wait in one central line for a
 //! decode slot, have their cache sent over once a slot is reserved, and are generated at a speed that follows from
-//! how many run beside them. A mixed replica gives a slot before it prefills, and runs prefill chunks between
-//! decode steps. It does not know how plans are made.
+//! how many run beside them. Until its cache is there a request keeps its place at the prefill replica, which has few. A mixed
+//! replica gives a slot before it prefills, computes all prompts that have one in turns, and runs their chunks between
+//! decode steps. So does the engine (`stage::engine`), and so the router (`orchestrator::desk`); where they do otherwise,
+//! `shoal bench testbed` tells. It does not know how plans are made.
 
 mod decode;
 mod engine;
+mod hand_over;
 mod policy;
 mod report;
 mod traffic;
@@ -29,8 +32,11 @@ pub use crate::prefill::PrefillTimes;
 pub struct SimReplica {
     /// What it is used for.
     pub role: Role,
-    /// Decode slots.
+    /// Decode slots. Of a replica that only prefills, how many requests it computes or holds until they are taken over; 0 for as many
+    /// as come.
     pub slots: usize,
+    /// Stages, which all have something to do if as many requests run.
+    pub stages: usize,
     /// Times of prompts.
     pub prefill: PrefillTimes,
     /// Seconds per token with `n` requests running, by `n`; index 0 is not used.
@@ -45,7 +51,12 @@ impl SimReplica {
 
     /// The same with prompts computed so many tokens at a time, between which a mixed replica decodes.
     pub fn chunked(role: Role, slots: usize, (seconds_per_token, chunk): (f64, f64), tpot: Vec<f64>) -> Self {
-        Self { role, slots, prefill: PrefillTimes::proportional(seconds_per_token, chunk), tpot }
+        Self { role, slots, stages: 1, prefill: PrefillTimes::proportional(seconds_per_token, chunk), tpot }
+    }
+
+    /// Seconds from the start of a prompt of so many tokens to its first token, if nothing else is done meanwhile.
+    pub fn prompt_seconds(&self, tokens: f64) -> f64 {
+        self.prefill.of(tokens).sum
     }
 
     pub(crate) fn decodes(&self) -> bool {
@@ -97,19 +108,21 @@ pub struct SimCluster {
     replicas: Vec<SimReplica>,
     /// `[from][to]`.
     handover: Vec<Handover>,
+    /// Whether those who hand over and take over do so between two batches.
+    between_batches: bool,
 }
 
 impl SimCluster {
     /// `handover[from · replicas + to]` is what sending a cache from one to another takes.
     pub fn new(replicas: Vec<SimReplica>, handover: Vec<Handover>) -> Self {
         debug_assert_eq!(handover.len(), replicas.len() * replicas.len());
-        Self { replicas, handover }
+        Self { replicas, handover, between_batches: true }
     }
 
     /// Handing over costs nothing.
     pub fn without_handover(replicas: Vec<SimReplica>) -> Self {
         let n = replicas.len();
-        Self::new(replicas, vec![Handover::default(); n * n])
+        Self { between_batches: false, ..Self::new(replicas, vec![Handover::default(); n * n]) }
     }
 
     /// Its replicas.

@@ -16,6 +16,10 @@ pub struct PrefillView {
     pub backlog: f64,
     /// Seconds from start to first token of this request.
     pub service: f64,
+    /// Seconds from its first token to its last beside those that run there; nothing where others decode.
+    pub decode: f64,
+    /// Share of its slots that are taken.
+    pub taken: f64,
 }
 
 /// A replica that could decode a request.
@@ -47,13 +51,17 @@ fn best<T>(views: &[T], value: impl Fn(&T) -> f64) -> usize {
     (1..views.len()).fold(0, |a, b| if value(&views[b]) < value(&views[a]) { b } else { a })
 }
 
-/// Joins the queue with the least work in seconds, this request's own included; so ties go to the faster replica.
+/// Joins the queue with the least work in seconds, this request's own included; so ties go to the faster replica, and then to
+/// the one with more of its slots free.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ShortestWork;
 
 impl Policy for ShortestWork {
     fn prefill(&mut self, views: &[PrefillView]) -> usize {
-        best(views, |view| view.backlog + view.service)
+        (1..views.len()).fold(0, |a, b| {
+            let key = |i: usize| (views[i].backlog + views[i].service + views[i].decode, views[i].taken);
+            if key(b) < key(a) { b } else { a }
+        })
     }
 }
 

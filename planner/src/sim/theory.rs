@@ -38,7 +38,7 @@ fn assert_close(found: f64, expected: f64, tolerance: f64) {
 /// A single prefill server of one second per token; what it hands out is done at once.
 fn one_server() -> Vec<SimReplica> {
     vec![
-        SimReplica::simple(Role::Prefill, 1, 1.0, vec![1.0, 1.0]),
+        SimReplica::simple(Role::Prefill, 0, 1.0, vec![1.0, 1.0]),
         SimReplica::simple(Role::Decode, 1, 1.0, vec![1.0, 1.0]),
     ]
 }
@@ -76,7 +76,7 @@ fn erlang_c(servers: usize, load: f64) -> f64 {
 fn waits_agree_with_m_m_c() {
     for (slots, load) in [(2, 1.5), (4, 3.0), (8, 6.8)] {
         let replicas = vec![
-            SimReplica::simple(Role::Prefill, 1, 0.0, vec![1.0, 1.0]),
+            SimReplica::simple(Role::Prefill, 0, 0.0, vec![1.0, 1.0]),
             SimReplica::simple(Role::Decode, slots, 1.0, vec![1.0; slots + 1]),
         ];
         let report = run(replicas, &poisson(2_000_000, load, |_| 1.0, |rng| 1.0 + rng.exponential()));
@@ -90,7 +90,7 @@ fn a_shared_rate_agrees_with_processor_sharing() {
     let slots = 200;
     let shared: Vec<f64> = (0..=slots).map(|n| n.max(1) as f64).collect();
     let replicas = vec![
-        SimReplica::simple(Role::Prefill, 1, 0.0, vec![1.0, 1.0]),
+        SimReplica::simple(Role::Prefill, 0, 0.0, vec![1.0, 1.0]),
         SimReplica::simple(Role::Decode, slots, 1.0, shared),
     ];
     let report = run(replicas, &poisson(1_000_000, 0.7, |_| 1.0, |_| 2.0));
@@ -102,8 +102,8 @@ fn a_shared_rate_agrees_with_processor_sharing() {
 fn mixed_cluster() -> SimCluster {
     let tpot = |base: f64, slots: usize| (0..=slots).map(|n| base * (1.0 + 0.2 * n as f64)).collect();
     let replicas = vec![
-        SimReplica::simple(Role::Prefill, 1, 0.002, vec![0.1; 2]),
-        SimReplica::simple(Role::Prefill, 1, 0.004, vec![0.1; 2]),
+        SimReplica::simple(Role::Prefill, 0, 0.002, vec![0.1; 2]),
+        SimReplica::simple(Role::Prefill, 0, 0.004, vec![0.1; 2]),
         SimReplica::simple(Role::Decode, 6, 0.004, tpot(0.02, 6)),
         SimReplica::simple(Role::Mixed, 4, 0.003, tpot(0.03, 4)),
         SimReplica::simple(Role::Decode, 3, 0.004, tpot(0.01, 3)),
@@ -225,7 +225,7 @@ fn queues_over_time_are_noted_when_asked_for() {
 
 #[test]
 fn a_cluster_that_cannot_decode_serves_nothing() {
-    let only = vec![SimReplica::simple(Role::Prefill, 1, 1.0, vec![1.0, 1.0])];
+    let only = vec![SimReplica::simple(Role::Prefill, 0, 1.0, vec![1.0, 1.0])];
     let cluster = SimCluster::without_handover(only);
     assert_eq!(simulate(&cluster, &busy_requests(1), &mut ShortestWork, Bounds::default()), None);
 }
@@ -246,4 +246,50 @@ fn a_replica_that_never_answers_serves_nothing() {
     let never = vec![SimReplica::simple(Role::Mixed, 2, 1.0, vec![f64::INFINITY; 3])];
     let cluster = SimCluster::without_handover(never);
     assert_eq!(simulate(&cluster, &busy_requests(3), &mut ShortestWork, Bounds::default()), None);
+}
+
+fn two_at_once(output: f64) -> Vec<Request> {
+    vec![Request { at: 0.0, prompt: 100.0, output }, Request { at: 0.0, prompt: 100.0, output }]
+}
+
+#[test]
+fn a_request_keeps_its_place_at_a_prefill_replica_until_it_is_taken_over() {
+    let replicas = |places: usize| {
+        vec![
+            SimReplica::simple(Role::Prefill, places, 0.01, vec![1.0; 2]),
+            SimReplica::simple(Role::Decode, 1, 0.01, vec![1.0; 2]),
+        ]
+    };
+    let handover = vec![Handover::linear(0.0, 0.5); 4];
+    let starts = |places: usize| {
+        let cluster = SimCluster::new(replicas(places), handover.clone());
+        let report = simulate(&cluster, &two_at_once(11.0), &mut ShortestWork, Bounds::default()).unwrap();
+        report.served.iter().map(|served| served.prefill_start).collect::<Vec<_>>()
+    };
+    assert_eq!(starts(0), [0.0, 1.0]);
+    assert_eq!(starts(2), [0.0, 1.0]);
+    assert_eq!(starts(1), [0.0, 1.5], "a second of prompt, half a second of hand-over");
+}
+
+#[test]
+fn a_cache_leaves_between_two_chunks() {
+    let replicas = vec![
+        SimReplica::simple(Role::Prefill, 0, 0.01, vec![1.0; 2]),
+        SimReplica::simple(Role::Decode, 2, 0.01, vec![1.0; 3]),
+    ];
+    let cluster = SimCluster::new(replicas, vec![Handover::default(); 4]);
+    let report = simulate(&cluster, &two_at_once(11.0), &mut ShortestWork, Bounds::default()).unwrap();
+    // The second prompt is a single chunk, and nobody waits for the one after it.
+    let waits: Vec<f64> = report.served.iter().map(|s| s.decode_start - s.first_token).collect();
+    assert_close(waits[0], 1.0, 1e-9);
+    assert!(waits[1].abs() < 1e-9, "{waits:?}");
+}
+
+#[test]
+fn prompts_on_a_mixed_replica_take_turns() {
+    let cluster = SimCluster::without_handover(vec![SimReplica::simple(Role::Mixed, 2, 0.01, vec![1.0; 3])]);
+    let report = simulate(&cluster, &two_at_once(2.0), &mut ShortestWork, Bounds::default()).unwrap();
+    for served in &report.served {
+        assert_close(served.first_token, 2.0, 1e-6);
+    }
 }

@@ -1,64 +1,69 @@
-//! Passes the time of an emulated device: sleeps until a deadline, and takes off the next one what it slept too long, so that
-//! errors do not add up. The only file here that knows a clock.
+//! The time of emulated devices: what takes them so long ends so long after it began, and the next thing begins then, however late
+//! the system woke whoever slept for it, and however long this program took in between. So errors do not add up, from step to step or
+//! from stage to stage, and what a hop really takes is hidden in the time of the next device. The only file here that knows a clock.
+//!
+//! A frame brings along when it comes by that time (`due_ns`). All stages of a replica must run on hosts whose clocks agree: to the
+//! microsecond if its steps are to, as those of one host do.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// What a hop takes between two workers of this program on one host, from the end of a batch until the next stage has the frame in
-/// its hands: copying, encrypting, and wake-ups of threads and cores that sleep between steps. A real device's measured hop
-/// contains it too, so it is taken off the profile's. Measured on two cores of a server: 0.22 to 0.3 ms with steps of 10 ms, of
-/// which 0.09 ms remain where no core goes to sleep (`bare_hop_ms` of `shoal bench emulation`).
-pub(super) const TRANSIT: Duration = Duration::from_micros(250);
-
-/// Shortly before a deadline the thread does not go to sleep again but looks at the clock: waking it takes the system about so
-/// long (measured: 70 to 90 µs on Linux, of which 50 are the timer slack of a thread).
-const WAKE_UP: Duration = Duration::from_micros(80);
-
-/// More than so much that was slept too long is not made up for: that is a host that was suspended, not one that is late.
+/// More than so much that was lost is not made up for: that is a host that was suspended or has too much to do, not one that is late.
 const MOST_OWED: Duration = Duration::from_millis(20);
+
+/// Clocks that are further apart are of different hosts, and say nothing.
+const SAME_CLOCK: Duration = Duration::from_secs(1);
 
 /// A device's time.
 #[derive(Debug, Default)]
 pub(super) struct Clock {
-    /// When the last work was really over.
-    ended: Option<Instant>,
-    /// By how much that was too late.
-    owed: Duration,
+    /// When the last work was over.
+    free: Option<Instant>,
 }
 
 impl Clock {
-    /// Returns when work is over that came at `arrived` and takes `time`, begun after all earlier work; says how long it took.
-    pub(super) fn work(&mut self, arrived: Instant, time: Duration) -> Duration {
-        let begin = self.begin(arrived);
-        let deadline = begin + time;
-        wait_until(deadline);
-        let now = Instant::now();
-        self.done(deadline, now);
-        now.saturating_duration_since(begin)
+    /// Returns when work is over that came at `arrived` and takes `time`, begun after all earlier work; says when it was by the device's
+    /// time.
+    pub(super) fn work(&mut self, arrived: Instant, time: Duration) -> Instant {
+        let end = self.occupy(arrived, time, Instant::now());
+        sleep_until(end);
+        end
     }
 
-    /// When the work begins in the device's time: once it is there and the work before is over, less what is owed.
-    fn begin(&self, arrived: Instant) -> Instant {
-        let free = self.ended.map_or(arrived, |ended| ended.max(arrived));
-        free.checked_sub(self.owed).unwrap_or(free)
-    }
-
-    fn done(&mut self, deadline: Instant, now: Instant) {
-        self.ended = Some(now);
-        self.owed = now.saturating_duration_since(deadline).min(MOST_OWED);
+    /// The same without waiting for it.
+    pub(super) fn occupy(&mut self, arrived: Instant, time: Duration, now: Instant) -> Instant {
+        let due = self.free.map_or(arrived, |free| free.max(arrived));
+        let end = due.max(earliest(now)) + time;
+        self.free = Some(end);
+        end
     }
 }
 
-fn wait_until(deadline: Instant) {
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return;
-        }
-        if left > WAKE_UP {
-            std::thread::sleep(left - WAKE_UP);
-        } else {
-            std::hint::spin_loop();
-        }
+fn earliest(now: Instant) -> Instant {
+    now.checked_sub(MOST_OWED).unwrap_or(now)
+}
+
+pub(super) fn sleep_until(deadline: Instant) {
+    // Too late by some 60 µs, which is made up for.
+    std::thread::sleep(deadline.saturating_duration_since(Instant::now()));
+}
+
+/// For a frame that comes at `at`.
+pub(crate) fn due_ns(at: Instant) -> u64 {
+    let (now, clock) = (Instant::now(), SystemTime::now());
+    let then = clock + at.saturating_duration_since(now) - now.saturating_duration_since(at);
+    then.duration_since(UNIX_EPOCH).ok().and_then(|since| u64::try_from(since.as_nanos()).ok()).unwrap_or(0)
+}
+
+/// When a frame came: by what it says, or now.
+pub(crate) fn came_at(due_ns: u64) -> Instant {
+    came(due_ns, Instant::now(), SystemTime::now())
+}
+
+fn came(due_ns: u64, now: Instant, clock: SystemTime) -> Instant {
+    let due = UNIX_EPOCH + Duration::from_nanos(due_ns);
+    match clock.duration_since(due) {
+        Ok(ago) if due_ns > 0 && ago <= SAME_CLOCK => now.checked_sub(ago.min(MOST_OWED)).unwrap_or(now),
+        _ => now,
     }
 }
 
@@ -72,24 +77,22 @@ mod tests {
     #[test]
     fn being_late_each_time_does_not_add_up() {
         let start = Instant::now();
-        let mut clock = Clock::default();
+        let mut clocks = [Clock::default(), Clock::default()];
         let mut arrived = start;
-        for _ in 0..1000 {
-            // A frame comes as soon as the one before has gone, as in a chain with one request.
-            let deadline = clock.begin(arrived) + MS;
-            arrived = deadline + LATE;
-            clock.done(deadline, arrived);
+        for step in 0..1000 {
+            // Each frame is really there somewhat after it was due.
+            arrived = clocks[step % 2].occupy(arrived, MS, arrived + LATE);
         }
-        assert_eq!(arrived - start, 1000 * MS + LATE);
+        assert_eq!(arrived - start, 1000 * MS);
     }
 
     #[test]
-    fn work_that_waits_begins_when_the_work_before_should_have_ended() {
+    fn work_that_waits_begins_when_the_work_before_ends() {
         let start = Instant::now();
         let mut clock = Clock::default();
-        clock.done(start + 5 * MS, start + 5 * MS + LATE);
-        assert_eq!(clock.begin(start + MS), start + 5 * MS);
-        assert_eq!(clock.begin(start + 9 * MS), start + 9 * MS - LATE);
+        assert_eq!(clock.occupy(start, 5 * MS, start), start + 5 * MS);
+        assert_eq!(clock.occupy(start + MS, 5 * MS, start + 5 * MS + LATE), start + 10 * MS);
+        assert_eq!(clock.occupy(start + 20 * MS, MS, start + 20 * MS + LATE), start + 21 * MS);
     }
 
     #[test]
@@ -97,18 +100,30 @@ mod tests {
         let start = Instant::now();
         let mut clock = Clock::default();
         let woken = start + 1000 * MS;
-        clock.done(start, woken);
-        assert_eq!(clock.begin(woken), woken - MOST_OWED);
+        assert_eq!(clock.occupy(start, MS, woken), woken - MOST_OWED + MS);
     }
 
     #[test]
     fn work_is_never_over_too_early() {
         let mut clock = Clock::default();
         for micros in [0, 10, 90, 200, 1500] {
-            let arrived = Instant::now();
-            let (owed, time) = (clock.owed, Duration::from_micros(micros));
-            clock.work(arrived, time);
-            assert!(arrived.elapsed() + owed >= time);
+            let time = Duration::from_micros(micros);
+            let end = clock.work(Instant::now(), time);
+            assert!(Instant::now() >= end);
         }
+    }
+
+    #[test]
+    fn a_frame_came_when_it_says_unless_that_cannot_be() {
+        let (now, clock) = (Instant::now(), SystemTime::now());
+        let ns = |at: SystemTime| u64::try_from(at.duration_since(UNIX_EPOCH).unwrap().as_nanos()).unwrap();
+        assert_eq!(came(ns(clock - 3 * MS), now, clock), now - 3 * MS);
+        assert_eq!(came(ns(clock - 300 * MS), now, clock), now - MOST_OWED);
+        for unbelievable in [0, ns(clock + MS), ns(clock - 5000 * MS)] {
+            assert_eq!(came(unbelievable, now, clock), now);
+        }
+        let at = Instant::now() - 2 * MS;
+        let told = came_at(due_ns(at));
+        assert!(told.saturating_duration_since(at) < MOST_OWED && told <= Instant::now());
     }
 }

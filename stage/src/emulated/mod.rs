@@ -7,10 +7,11 @@ mod cache;
 mod clock;
 mod fit;
 mod kv;
+mod network;
 mod text;
 
 use std::ops::Range;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cluster::{
     BlockKind, DeviceProfile, LayerRange, Load, Millis, ModelShape, Phase, SlotId, StageBatch, StageParts,
@@ -28,9 +29,11 @@ use crate::sampling::StageSampling;
 use crate::shared::Loaded;
 
 use cache::Cache;
-use clock::{Clock, TRANSIT};
+use clock::Clock;
+pub(crate) use clock::{came_at, due_ns};
 pub(crate) use fit::DoesNotFit;
 use kv::Kv;
+pub(crate) use network::Network;
 pub(crate) use text::{RuleSampler, TextRule};
 
 /// "Loads" a stage: finds out whether it fits, and that the profile can tell its times.
@@ -43,7 +46,10 @@ pub(crate) fn load(config: &WorkerConfig, emulation: &Emulation) -> Result<Stage
     let end = config.slices.last().map_or(0, |slice| slice.layers.end());
     let layers = LayerRange::new(config.entry_layer(), end)?;
     let cache = Cache::new(config, layers, &model);
-    let own_kv = Kv::new(layers, &model);
+    let own_kv = match emulation.network {
+        None => Kv::new(layers, &model),
+        Some(_) => Kv::new(layers, &narrow(&model)),
+    };
     let kv = own_kv.as_ref().map(|kv| kv.facts(config, layers)).ok_or(ChainError::Recurrent.to_string());
     let mut chain = Emulated::new(config, profile, parts(config, &model), cache)?;
     chain.kv = own_kv;
@@ -69,6 +75,8 @@ struct Emulated {
     /// None with recurrent blocks.
     kv: Option<Kv>,
     clock: Clock,
+    /// When the last batch was over, by the device's time.
+    ended: Instant,
     n_embd: usize,
     runs: Vec<RowRun>,
     wanted: Vec<bool>,
@@ -92,6 +100,7 @@ impl Emulated {
             cache,
             kv: None,
             clock: Clock::default(),
+            ended: Instant::now(),
             n_embd,
             runs: Vec::new(),
             wanted: Vec::new(),
@@ -117,13 +126,9 @@ impl Emulated {
             idle: Millis(Millis::from(call.idle).0 / self.time_scale),
         };
         let compute = self.profile.compute_time(&self.parts, &batch)?;
-        let overhead = Millis(self.profile.stage_time(&self.parts, &batch)?.0 - compute.0);
-        let [compute, overhead] = [compute, overhead].map(|time| self.here(time));
-        // What this process takes for a hop is part of what the device takes for one.
-        let real = overhead.min(TRANSIT);
-        let took = self.clock.work(call.arrived, compute + (overhead - real));
-        let computed = (took + real).saturating_sub(overhead);
-        Ok(computed.div_f64(self.time_scale))
+        let all = self.profile.stage_time(&self.parts, &batch)?;
+        self.ended = self.clock.work(call.arrived, self.here(all));
+        Ok(self.here(compute).div_f64(self.time_scale))
     }
 
     /// How long a time of the device takes here. A profile may hold absurd times; a step has a deadline long before a year.
@@ -131,6 +136,15 @@ impl Emulated {
         const LONGEST_SECONDS: f64 = 1e7;
         Duration::from_secs_f64((time.0 / 1e3 * self.time_scale).clamp(0.0, LONGEST_SECONDS))
     }
+}
+
+/// Caches of which no more travels than shows that they do.
+fn narrow(model: &ModelShape) -> ModelShape {
+    let mut model = model.clone();
+    for block in &mut model.blocks {
+        block.kv_elements_per_token = block.kv_elements_per_token.min(2);
+    }
+    model
 }
 
 /// What the stage holds: of each slice the last blocks on the GPU.
@@ -190,6 +204,10 @@ impl Chain for Emulated {
             self.cache.extend(*run)?;
         }
         Ok(self.pass_time(call)?)
+    }
+
+    fn ended(&self) -> Instant {
+        self.ended
     }
 
     fn hidden(&self, rows: Range<usize>) -> &[f32] {

@@ -6,6 +6,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
 use cluster::{Epoch, LayerRange, SlotId};
@@ -23,6 +24,7 @@ use super::facts::KvFacts;
 use super::orders::Order;
 use super::pull::{Fetch, Fetched};
 use super::{BETWEEN_BATCHES, TRANSFER, within};
+use crate::emulated::Network;
 use crate::engine::RequestKey;
 use crate::events::{Control, Inputs};
 use crate::shared::Shared;
@@ -33,6 +35,8 @@ pub(crate) struct KvService {
     identity: LiveIdentity,
     shared: Arc<Shared>,
     inputs: Inputs,
+    /// Where it is emulated.
+    network: Option<Arc<Network>>,
     staged: Mutex<HashMap<SlotId, Staged>>,
     /// The sequence that was copied out last, while someone is still being sent of it.
     exported: tokio::sync::Mutex<Option<Exported>>,
@@ -57,10 +61,10 @@ impl KvService {
         config: Arc<WorkerConfig>,
         identity: LiveIdentity,
         shared: Arc<Shared>,
-        inputs: Inputs,
+        (inputs, network): (Inputs, Option<Arc<Network>>),
     ) -> Self {
         let (staged, exported) = (Mutex::default(), tokio::sync::Mutex::default());
-        Self { config, identity, shared, inputs, staged, exported }
+        Self { config, identity, shared, inputs, network, staged, exported }
     }
 
     fn facts(&self) -> Result<&KvFacts, Status> {
@@ -133,7 +137,11 @@ impl KvService {
         let first_position = request.first_position;
         let identity = self.identity.now();
         let fetch = Fetch { facts, identity: &identity, from: &from, first_position };
+        let asked = Instant::now();
         let Fetched { mut blob, bytes } = fetch.run().await.map_err(Status::unavailable)?;
+        if let Some(network) = &self.network {
+            network.receive(facts.layers, from.tokens.saturating_sub(first_position), asked).await;
+        }
         if blob.first_position() > 0 {
             let own = self.export(epoch, slot).await?;
             let own = own.before(blob.first_position());
@@ -179,6 +187,9 @@ impl v1::kv_server::Kv for KvService {
         }
         let whole = self.held(&from).await?;
         let part = whole.part(facts.indices(layers)).map_err(invalid)?.from(request.first_position);
+        if let Some(network) = &self.network {
+            network.send(layers, from.tokens.saturating_sub(request.first_position)).await;
+        }
         let pieces = part.pieces().map_err(|error| Status::internal(error.to_string()))?;
         let bytes = pieces.iter().map(|piece| piece.len() as u64).sum();
         let header = facts.header_of(&part, layers, bytes);

@@ -6,7 +6,7 @@ use cluster::{
     DeviceProfile, FeedForward, LayerRange, Millis, ModelShape, ProcessorProfile, Surface,
 };
 use futures::StreamExt;
-use protocol::emulation::Emulation;
+use protocol::emulation::{EmulatedNetwork, Emulation};
 use protocol::sampling::{Generation, Grammar, GrammarBinding};
 use protocol::tls::ClusterCa;
 use protocol::v1;
@@ -145,6 +145,24 @@ async fn assert_texts(n_stages: u32, n_requests: usize, at_once: usize) {
         let status = replica.status(stage).await;
         assert!(status.link_failure.is_empty(), "{}", status.link_failure);
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn in_an_emulated_network_a_few_bytes_of_each_row_travel() {
+    let ca = ClusterCa::new().unwrap();
+    let network = EmulatedNetwork { bytes_per_second: 1e8, latency_ms: 0.1 };
+    let mut workers = Vec::new();
+    for mut config in configs(2, Attention::Full, AMPLE, &ca) {
+        config.n_embd = 4;
+        config.emulation = config.emulation.map(|it| Box::new(it.within(network).unwrap()));
+        let config = WorkerConfig::from_line(&config.to_line().unwrap()).unwrap();
+        workers.push(Worker::start(config).await.unwrap());
+    }
+    let addresses = workers.iter().map(Worker::address).collect();
+    let replica = Replica::link(addresses, &ca, Shape { ..SHAPE }).await;
+    let prompt: Vec<i32> = (0..50).collect();
+    let answer = replica.generate(&prompt, 40).await.unwrap();
+    assert_eq!(answer.tokens, text(50..90));
 }
 
 #[tokio::test(flavor = "multi_thread")]

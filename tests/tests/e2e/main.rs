@@ -20,4 +20,5 @@ mod replicas;
 mod roles;
 mod slices;
 mod strangers;
+mod test_bed;
 mod text_equality;

@@ -8,6 +8,7 @@ mod planner;
 mod profile_accuracy;
 mod serve;
 mod slices;
+mod testbed;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -31,6 +32,8 @@ pub(crate) enum BenchCommand {
     Planner(planner::PlannerArgs),
     /// Compare the step times of emulated devices with their profiles.
     Emulation(emulation::EmulationArgs),
+    /// Run plans for the E2LLM paper's devices, emulated, and compare what clients see with what was simulated.
+    Testbed(testbed::TestbedArgs),
 }
 
 /// Runs a command.
@@ -43,5 +46,6 @@ pub(crate) fn run(command: BenchCommand, globals: &Globals) -> Result<()> {
         BenchCommand::IdleGap(args) => idle_gap::run(&args, globals),
         BenchCommand::Planner(args) => planner::run(&args),
         BenchCommand::Emulation(args) => emulation::run(&args, globals),
+        BenchCommand::Testbed(args) => testbed::run(&args, globals),
     }
 }

@@ -2,10 +2,11 @@
 //!
 //! Nothing is run but the planner and its simulator, so it takes no model and no device.
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use comfy_table::{Table, presets};
 use planner::DecodeReading;
@@ -15,6 +16,7 @@ use planner::suite::{
 use planner::testbed::Testbed;
 use serde::Serialize;
 
+use super::testbed::SECTION;
 use crate::commands::model;
 use crate::commands::planning::write_file;
 use crate::interrupt::Interrupt;
@@ -73,7 +75,7 @@ pub(crate) fn run(args: &PlannerArgs) -> Result<()> {
         serial: measure(&bed, DecodeReading::Serial, &interrupt)?,
     };
     if let Some(path) = &args.markdown {
-        write_file(path, &markdown(&evaluation, &args.measured_on))?;
+        write_page(path, &markdown(&evaluation, &args.measured_on))?;
     }
     if let Some(path) = &args.svg {
         write_file(path, &chart(&evaluation.batched.suite))?;
@@ -84,6 +86,19 @@ pub(crate) fn run(args: &PlannerArgs) -> Result<()> {
         output::print(&text(&evaluation))?
     }
     Ok(())
+}
+
+/// Writes the page; the section that `shoal bench testbed` has added to it stays.
+fn write_page(path: &Path, page: &str) -> Result<()> {
+    let old = if path.exists() {
+        fs::read_to_string(path).context("reading the page as it is")?
+    } else {
+        String::new()
+    };
+    match old.split_once(SECTION) {
+        Some((_, section)) => write_file(path, &format!("{}\n\n{SECTION}{section}", page.trim_end())),
+        None => write_file(path, page),
+    }
 }
 
 fn measure(bed: &Testbed, reading: DecodeReading, interrupt: &Interrupt) -> Result<Measured> {
