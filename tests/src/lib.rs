@@ -5,6 +5,7 @@
 
 pub mod chat;
 pub mod cluster;
+pub mod draws;
 pub mod hand_off;
 #[cfg(target_os = "linux")]
 pub mod lan;
@@ -12,4 +13,10 @@ pub mod models;
 pub mod node;
 pub mod process;
 pub mod reference;
+#[cfg(target_os = "linux")]
+pub mod restart;
 pub mod server;
+#[cfg(target_os = "linux")]
+pub mod site;
+#[cfg(target_os = "linux")]
+pub mod survival;
