@@ -100,15 +100,19 @@ pub enum Fault {
     KilledMaster,
     /// All processes of a host stop for some seconds, and go on.
     FrozenHost,
-    /// Two hosts do not reach each other for five seconds.
+    /// Two hosts of a replica do not reach each other for five seconds.
     CutLink,
+    /// A host and the orchestrator's do not.
+    CutOff,
 }
 
 impl Fault {
-    /// One of each, in an order of the seed's.
+    /// A killed stage, a killed master, a frozen host and a link that is cut, in an order of the seed's.
     pub fn all(seed: u64) -> Vec<Self> {
-        let mut all = vec![Self::KilledStage, Self::KilledMaster, Self::FrozenHost, Self::CutLink];
-        Draws::new(seed).shuffle(&mut all);
+        let mut draws = Draws::new(seed);
+        let cut = [Self::CutLink, Self::CutOff][draws.below(2)];
+        let mut all = vec![Self::KilledStage, Self::KilledMaster, Self::FrozenHost, cut];
+        draws.shuffle(&mut all);
         all
     }
 }
@@ -120,6 +124,7 @@ impl fmt::Display for Fault {
             Self::KilledMaster => "master killed",
             Self::FrozenHost => "host frozen",
             Self::CutLink => "link cut",
+            Self::CutOff => "cut off",
         })
     }
 }
@@ -332,10 +337,11 @@ impl Trial<'_> {
                 sleep(lasted).await;
                 lan.host(host).thaw()?;
             }
-            Fault::CutLink => {
-                let others = replica.hosts.iter().map(String::as_str).filter(|other| *other != host);
-                let others: Vec<&str> = others.chain([self.site.boss()]).collect();
-                let other = draws.one_of(&others).context("nobody else")?;
+            Fault::CutLink | Fault::CutOff => {
+                let others = replica.hosts.iter().map(String::as_str);
+                let mut others = others.filter(|other| *other != host && fault == Fault::CutLink);
+                // One that was mended may be on a single host.
+                let other = others.next().unwrap_or_else(|| self.site.boss());
                 (target, lasted) = (format!("{host} - {other}"), CUT);
                 lan.cut_pair(host, other)?;
                 sleep(CUT).await;
