@@ -30,8 +30,17 @@ pub(crate) struct Seat {
     dispatch: Arc<Dispatch>,
     ticket: Ticket,
     bell: Arc<Notify>,
-    wait: Duration,
+    expected: Expected,
     leaving: Leaving,
+}
+
+/// What a request was told when it came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Expected {
+    /// Until it has a slot, and those before it their first tokens, as predicted.
+    pub(crate) wait: Duration,
+    /// Its place in line: 1 is the next to get a slot, 0 has one.
+    pub(crate) position: usize,
 }
 
 /// What waits, and what may.
@@ -119,8 +128,11 @@ impl Dispatch {
             dispatch: Arc::clone(self),
             ticket: arrival.ticket,
             bell,
-            // Finite and never negative.
-            wait: Duration::try_from_secs_f64(arrival.wait).unwrap_or(Duration::MAX),
+            expected: Expected {
+                // Finite and never negative.
+                wait: Duration::try_from_secs_f64(arrival.wait).unwrap_or(Duration::MAX),
+                position: arrival.position,
+            },
             leaving: Leaving::Early,
         })
     }
@@ -168,9 +180,9 @@ impl Inner {
 }
 
 impl Seat {
-    /// Predicted on arrival: until it has a slot, and those before it their first tokens.
-    pub(crate) fn predicted_wait(&self) -> Duration {
-        self.wait
+    /// What it was told when it came.
+    pub(crate) fn expected(&self) -> Expected {
+        self.expected
     }
 
     /// Where it is now.

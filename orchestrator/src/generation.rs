@@ -12,6 +12,7 @@ use protocol::v1::generate_event::Event;
 
 use crate::app::{Admission, App};
 use crate::demand::RunningAnswer;
+use crate::dispatch::Expected;
 use crate::metrics::{GenerationEnd, Metrics, TokenClock};
 use crate::model::{Control, TextModel};
 use crate::openai::{ApiError, Candidate, Spent, Timings, TokenLogprob, Usage};
@@ -70,7 +71,7 @@ pub(crate) struct Generation {
     shown: HashSet<i32>,
     model: Arc<TextModel>,
     journal: Journal,
-    predicted_wait: Duration,
+    expected: Expected,
     _place: Admission,
 }
 
@@ -107,7 +108,7 @@ impl Generation {
         let source = Source::start(app, request).inspect_err(|error| journal.fail(error))?;
         journal.answer = Some(app.fleet.meter().arrived(journal.prompt));
         let mut generation = Self {
-            predicted_wait: source.predicted_wait(),
+            expected: source.expected(),
             source,
             first: None,
             text: TextStream::new(stops),
@@ -122,9 +123,9 @@ impl Generation {
         Ok(generation)
     }
 
-    /// How long it was predicted to wait, when it came.
-    pub(crate) fn predicted_wait(&self) -> Duration {
-        self.predicted_wait
+    /// How long it was predicted to wait, and behind whom, when it came.
+    pub(crate) fn expected(&self) -> Expected {
+        self.expected
     }
 
     /// The next piece of text that is not empty, or the last.

@@ -96,6 +96,7 @@ impl Link {
             runs: vec![RowRun { slot: SlotId::default(), position: 0, n: rows }],
             prefill: true,
             rows: Rows::Hidden { encoding, data: encoding.encode(&self.rows) },
+            copies: Vec::new(),
         };
         self.near.block_on(self.frames.send(frame.into_wire(0))).map_err(because)?;
         let frame = self.arrived.recv_timeout(DEADLINE).map_err(because)?.map_err(HopError)?;

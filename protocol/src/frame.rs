@@ -84,6 +84,8 @@ pub struct Frame {
     pub prefill: bool,
     /// As many rows as the runs name.
     pub rows: Rows,
+    /// Slots whose sequences are complete with these rows and will be asked for by another replica. Of the runs' slots only.
+    pub copies: Vec<SlotId>,
 }
 
 /// What a stage's input may hold. All numbers are the stage's own, none is the sender's.
@@ -136,6 +138,8 @@ pub enum FrameError {
     RemovePosition { slot: u32, from: u32, n_ctx: u32 },
     #[error("slot {slot} appears twice in one frame")]
     SlotTwice { slot: u32 },
+    #[error("slot {slot} is to be copied out twice or without rows")]
+    CopyOf { slot: u32 },
     #[error("run of slot {slot} has no rows")]
     EmptyRun { slot: u32 },
     #[error("run of {n} rows from position {position} of slot {slot} exceeds its {n_ctx} positions")]
@@ -174,6 +178,7 @@ impl Frame {
             runs,
             prefill: wire.prefill,
             rows: check_payload(wire.payload, rows, limits.input)?,
+            copies: check_copies(&wire.copies, &wire.runs)?,
         })
     }
 
@@ -195,6 +200,7 @@ impl Frame {
             runs: self.runs.into_iter().map(Into::into).collect(),
             payload: Some(payload),
             due_ns: 0,
+            copies: self.copies.into_iter().map(|slot| slot.0).collect(),
         }
     }
 
@@ -215,6 +221,13 @@ impl Frame {
     /// The slots that the frame's rows extend.
     pub fn slots_of_rows(&self) -> SlotSet {
         self.runs.iter().map(|run| run.slot).collect()
+    }
+
+    /// Both.
+    pub fn slots(&self) -> SlotSet {
+        let mut set = self.slots_of_ops();
+        set.extend(&self.slots_of_rows());
+        set
     }
 }
 
@@ -272,6 +285,17 @@ fn check_runs(runs: &[v1::RowRun], limits: &FrameLimits) -> Result<(Vec<RowRun>,
         Ok(rows) if rows <= limits.n_batch => Ok((checked, rows)),
         _ => Err(FrameError::TooManyRows { got: rows, limit: limits.n_batch }),
     }
+}
+
+/// There are no more copies than runs, whose slots have been checked.
+fn check_copies(copies: &[u32], runs: &[v1::RowRun]) -> Result<Vec<SlotId>, FrameError> {
+    let mut seen = SlotSet::EMPTY;
+    let of_run = |slot: u32| runs.iter().any(|run| run.slot == slot);
+    let checked = copies.iter().map(|&slot| match of_run(slot) && seen.insert(SlotId(slot)) {
+        true => Ok(SlotId(slot)),
+        false => Err(FrameError::CopyOf { slot }),
+    });
+    checked.collect()
 }
 
 fn check_payload(
@@ -380,6 +404,7 @@ mod tests {
             ],
             prefill: false,
             rows: hidden(3, RowEncoding::F32),
+            copies: vec![SlotId(0)],
         };
         frame.into_wire(3)
     }
@@ -426,6 +451,8 @@ mod tests {
         assert!(matches!(refusal(|f| f.runs[0].slot = 4), FrameError::Slot { .. }));
         assert!(matches!(refusal(|f| f.runs[0].slot = 0), FrameError::SlotTwice { slot: 0 }));
         assert!(matches!(refusal(|f| f.runs[0].n = 0), FrameError::EmptyRun { slot: 3 }));
+        assert!(matches!(refusal(|f| f.copies = vec![1]), FrameError::CopyOf { slot: 1 }));
+        assert!(matches!(refusal(|f| f.copies = vec![0, 3, 0]), FrameError::CopyOf { slot: 0 }));
         assert!(matches!(refusal(|f| f.runs[0].position = 64), FrameError::Position { .. }));
         assert!(matches!(refusal(|f| f.runs[1].n = u32::MAX), FrameError::Position { .. }));
         assert!(matches!(refusal(|f| f.runs[0].position = u32::MAX), FrameError::Position { .. }));
@@ -468,6 +495,7 @@ mod tests {
     fn a_frame_may_carry_operations_alone() {
         let mut wire = good();
         wire.runs.clear();
+        wire.copies.clear();
         wire.payload = None;
         for limits in [hidden_limits(), token_limits()] {
             let frame = Frame::check(wire.clone(), EPOCH, &limits).unwrap();
@@ -494,7 +522,8 @@ mod tests {
                 .collect();
             let n = runs.iter().map(|run| run.n as usize).sum();
             let encoding = if f16 { RowEncoding::F16 } else { RowEncoding::F32 };
-            Frame { epoch: EPOCH, step: StepId(step), ops, runs, prefill, rows: hidden(n, encoding) }
+            let (step, copies) = (StepId(step), runs.iter().map(|run| run.slot).filter(|_| f16).collect());
+            Frame { epoch: EPOCH, step, ops, runs, prefill, rows: hidden(n, encoding), copies }
         })
     }
 

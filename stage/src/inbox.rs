@@ -62,8 +62,7 @@ impl Inbox {
     pub(crate) fn push(&mut self, arrived: Arrived) {
         let frame = &arrived.frame;
         let rows = frame.slots_of_rows();
-        let mut touched = frame.slots_of_ops();
-        touched.extend(&rows);
+        let touched = frame.slots();
         self.waiting.push_back(Waiting { n_rows: frame.n_rows(), rows, touched, arrived });
     }
 
@@ -114,7 +113,8 @@ mod tests {
         let runs: Vec<RowRun> =
             runs.iter().map(|&(slot, n)| RowRun { slot: SlotId(slot), position: 0, n }).collect();
         let tokens = runs.iter().map(|run| run.n).sum::<u32>() as usize;
-        Frame { epoch: Epoch(1), step: StepId(step), ops, runs, prefill, rows: Rows::Tokens(vec![0; tokens]) }
+        let (step, rows) = (StepId(step), Rows::Tokens(vec![0; tokens]));
+        Frame { epoch: Epoch(1), step, ops, runs, prefill, rows, copies: Vec::new() }
     }
 
     fn decode(step: u64, slots: &[u32]) -> Frame {

@@ -8,9 +8,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use cluster::Epoch;
+use cluster::{Epoch, SlotId};
 use protocol::certify::LiveIdentity;
 use protocol::frame::{Frame, Rows};
+use protocol::slots::SlotSet;
 use protocol::worker::WorkerConfig;
 use tokio::runtime::Handle;
 
@@ -167,6 +168,7 @@ impl Inference {
             Control::Reset { epoch, link, done } => {
                 self.inbox.clear();
                 self.chain.clear();
+                self.shared.copies().clear();
                 self.epoch = epoch;
                 self.outlet = link;
                 self.is_broken = false;
@@ -232,11 +234,19 @@ impl Inference {
         let mut batch = std::mem::take(&mut self.batch);
         self.inbox.take(&mut batch);
         let steps = batch.len();
+        self.shared.copies().forget(|| {
+            batch.iter().fold(SlotSet::EMPTY, |mut all, arrived| {
+                all.extend(&arrived.frame.slots());
+                all
+            })
+        });
+        let copies: Vec<SlotId> = batch.iter().flat_map(|arrived| &arrived.frame.copies).copied().collect();
         let result = self.compute(&batch);
         match result {
             Ok(()) => {
                 self.shared.count_steps(steps);
                 self.hand_on(batch.drain(..));
+                self.copy_out(&copies);
             }
             Err(error) => {
                 let step = batch.first().map_or(0, |arrived| arrived.frame.step.0);
@@ -247,6 +257,20 @@ impl Inference {
         }
         batch.clear();
         self.batch = batch;
+    }
+
+    /// Copies sequences that another replica will ask for. If that fails, it fails again when they are asked for, and is told then.
+    fn copy_out(&mut self, slots: &[SlotId]) {
+        let Some(Ok(facts)) = self.shared.kv() else { return };
+        for slot in slots {
+            match self.chain.export(*slot) {
+                Ok(blob) => {
+                    let tokens = blob.tokens();
+                    self.shared.copies().keep((self.epoch, *slot), (blob, tokens), facts.n_ctx);
+                }
+                Err(error) => tracing::debug!(%slot, %error, "a sequence was not copied out"),
+            }
+        }
     }
 
     fn compute(&mut self, batch: &[Arrived]) -> Result<(), ChainError> {

@@ -169,6 +169,7 @@ fn warm_up(chain: &mut Slices, config: &WorkerConfig) -> Result<Result<KvFacts, 
             runs: vec![RowRun { slot: Default::default(), position: 0, n }],
             prefill: true,
             rows: Rows::Hidden { encoding: RowEncoding::F16, data: data.into() },
+            copies: Vec::new(),
         };
         chain.begin();
         let rows = chain.add(&frame);

@@ -133,6 +133,8 @@ impl Master {
 
     /// The next step, if one may go out now, for stage 0.
     pub(crate) fn next_step(&mut self, epoch: Epoch) -> Option<Frame> {
+        // Before anything goes out for a slot that was held until now.
+        self.tell_holds();
         let step = self.engine.next_frame()?;
         let now = Instant::now();
         self.moved.get_or_insert(now);
@@ -146,6 +148,7 @@ impl Master {
             runs: step.runs,
             prefill: step.kind == FrameKind::Prefill,
             rows: Rows::Tokens(step.tokens),
+            copies: step.copies,
         })
     }
 
@@ -195,11 +198,14 @@ impl Master {
         self.engine.transferred(key, end, now);
     }
 
-    /// Ends a hold. False if it had ended already.
-    pub(crate) fn release_held(&mut self, slot: SlotId, hold: RequestKey) -> bool {
-        let was_held = self.engine.release_held(slot, hold, self.now());
+    /// Ends a hold, unless it has ended by itself.
+    pub(crate) fn release_held(&mut self, slot: SlotId, hold: RequestKey) {
+        self.engine.release_held(slot, hold, self.now());
         self.publish();
-        was_held
+    }
+
+    fn tell_holds(&self) {
+        self.shared.holds().are(self.engine.held_slots());
     }
 
     /// When something is to be done though nothing has come: a step is overdue, or a hold expires.
@@ -224,6 +230,8 @@ impl Master {
     /// Makes the engine's counters known, then its events.
     pub(crate) fn publish(&self) {
         self.shared.set_engine(self.engine.status());
+        // Before anybody hears that a slot is held.
+        self.tell_holds();
         self.outbox.flush();
     }
 }

@@ -1,5 +1,5 @@
-//! What the worker's threads know of each other: the load state, the epoch, whether the epoch's chain is broken, and
-//! counters. Latches and numbers only, so that nobody ever waits to report a fault, and no report is lost in a queue.
+//! What the worker's threads know of each other: the load state, the epoch, whether the epoch's chain is broken, counters, and what is
+//! held and copied for other replicas. Latches, numbers and short lists only, so that nobody ever waits to report a fault, and no report is lost in a queue.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -9,7 +9,7 @@ use protocol::hand_off::ChainStage;
 use tokio::sync::{Notify, watch};
 
 use crate::engine::EngineStatus;
-use crate::hand_off::KvFacts;
+use crate::hand_off::{Copies, Holds, KvFacts};
 use crate::observed::Observed;
 
 /// What a loaded stage knows of itself.
@@ -53,6 +53,8 @@ pub(crate) struct Shared {
     engine: Mutex<Option<EngineStatus>>,
     bell: Notify,
     kv: OnceLock<Result<KvFacts, String>>,
+    copies: Copies,
+    holds: Holds,
     chain: Mutex<Vec<ChainStage>>,
 }
 
@@ -81,6 +83,8 @@ impl Shared {
             engine: Mutex::new(None),
             bell: Notify::new(),
             kv: OnceLock::new(),
+            copies: Copies::default(),
+            holds: Holds::default(),
             chain: Mutex::default(),
         })
     }
@@ -109,6 +113,16 @@ impl Shared {
     /// The stage's keys and values, or why they cannot be handed off; none before it is loaded.
     pub(crate) fn kv(&self) -> Option<&Result<KvFacts, String>> {
         self.kv.get()
+    }
+
+    /// Sequences that were copied out before anybody asked for them.
+    pub(crate) fn copies(&self) -> &Copies {
+        &self.copies
+    }
+
+    /// Slots that the master holds for other replicas. Written by its inference thread.
+    pub(crate) fn holds(&self) -> &Holds {
+        &self.holds
     }
 
     /// All stages of the replica in the newest epoch, as others reach them.

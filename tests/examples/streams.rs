@@ -42,7 +42,10 @@ async fn main() -> Result<()> {
     }
     let me = trust.issue("me")?;
     let slots = (STREAMS / REPLICAS).to_string();
-    let common = ["--slots", &*slots, "--ctx", "128", "--identity", &*me.to_string_lossy()];
+    // All have a slot at once; but a busy host may take one of its own replicas for lost.
+    let queue = STREAMS.to_string();
+    let common =
+        ["--slots", &*slots, "--queue", &*queue, "--ctx", "128", "--identity", &*me.to_string_lossy()];
     let args: Vec<&str> = common.into_iter().chain(args.iter().map(String::as_str)).collect();
     let server = Server::start("glassllm", &args).await?;
     eventually("all replicas", READY_DEADLINE, async || server.ready_replicas(REPLICAS).await).await?;

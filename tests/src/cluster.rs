@@ -1,5 +1,6 @@
 //! A cluster that nodes join: an orchestrator's state folder, its tokens, and nodes with state folders of their own.
 
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
@@ -18,18 +19,23 @@ const SOON: Duration = Duration::from_secs(30);
 /// The folders of a cluster, and the port at which nodes join.
 pub struct Cluster {
     folder: TempDir,
-    port: u16,
+    listen: SocketAddr,
 }
 
 impl Cluster {
-    /// Nothing of it runs yet.
+    /// Nothing of it runs yet; all of it will on this host.
     pub fn new() -> Result<Self> {
-        Ok(Self { folder: TempDir::new()?, port: free_port()? })
+        Self::at(Ipv4Addr::LOCALHOST.into())
     }
 
-    /// The arguments with which `shoal serve` is its orchestrator, on the loopback address.
+    /// The same with an orchestrator that nodes reach at this address.
+    pub fn at(address: IpAddr) -> Result<Self> {
+        Ok(Self { folder: TempDir::new()?, listen: SocketAddr::new(address, free_port()?) })
+    }
+
+    /// The arguments with which `shoal serve` is its orchestrator.
     pub fn serve_args(&self) -> Vec<String> {
-        let listen = format!("127.0.0.1:{}", self.port);
+        let listen = self.address();
         let state = self.state().to_string_lossy().into_owned();
         ["--state", &state, "--cluster-listen", &listen, "--no-announce"].map(str::to_owned).to_vec()
     }
@@ -43,7 +49,7 @@ impl Cluster {
 
     /// The address of the cluster port.
     pub fn address(&self) -> String {
-        format!("127.0.0.1:{}", self.port)
+        self.listen.to_string()
     }
 
     /// The orchestrator's state folder.

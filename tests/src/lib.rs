@@ -6,6 +6,7 @@
 pub mod chat;
 pub mod cluster;
 pub mod emulated;
+pub mod draws;
 pub mod hand_off;
 #[cfg(target_os = "linux")]
 pub mod lan;
@@ -13,5 +14,11 @@ pub mod models;
 pub mod node;
 pub mod process;
 pub mod reference;
+#[cfg(target_os = "linux")]
+pub mod restart;
 pub mod server;
 pub mod shifted;
+#[cfg(target_os = "linux")]
+pub mod site;
+#[cfg(target_os = "linux")]
+pub mod survival;

@@ -24,8 +24,9 @@ use super::restarts::{Failure, Restarts, Verdict};
 const HEARTBEAT: Duration = Duration::from_millis(250);
 
 /// Within which a stage that serves must answer: with the time between two signs of life, a frozen one is lost within three
-/// seconds. The host may be busy, but the answer takes no part in the stage's work.
-const HEARTBEAT_DEADLINE: Duration = Duration::from_millis(2500);
+/// seconds, also where this process itself is kept waiting for half a second. The stage's host may be busy, but the answer takes no part
+/// in the stage's work.
+const HEARTBEAT_DEADLINE: Duration = Duration::from_millis(2250);
 
 /// While it loads, progress is shown to people, the first request waits for the end of it …
 const LOAD_POLL: Duration = Duration::from_millis(50);

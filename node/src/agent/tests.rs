@@ -268,7 +268,7 @@ async fn a_frozen_stage_is_lost_by_its_deadline() {
     fixture.script().frozen = Some(1);
     let down = wait_for(&agent, |state| matches!(state, ReplicaState::Down { .. })).await;
     let ReplicaState::Down { reason } = down else { unreachable!() };
-    assert!(reason.contains("stage 1") && reason.contains("did not answer for 2.5 s"), "{reason}");
+    assert!(reason.contains("stage 1") && reason.contains("did not answer for 2.25 s"), "{reason}");
     fixture.script().frozen = None;
     wait_for(&agent, |state| is_epoch(state, 2)).await;
     assert!(!exists(before[1].pid), "the frozen worker was left behind");

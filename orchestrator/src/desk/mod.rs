@@ -108,6 +108,8 @@ pub struct Arrival {
     pub ticket: Ticket,
     /// Seconds until it will have a slot and those before it their first tokens, as predicted.
     pub wait: f64,
+    /// Its place in line: 1 is the next to get a slot, 0 has one.
+    pub position: usize,
 }
 
 /// As many requests wait as may.
@@ -249,7 +251,7 @@ impl Desk {
             self.bind(ticket, view.replica, now);
         }
         self.moved.retain(|moved| *moved != ticket);
-        Ok(Arrival { ticket, wait })
+        Ok(Arrival { ticket, wait, position: self.position(ticket) })
     }
 
     /// A request whose replica was lost wants another, with what it has now as its prompt. Its age stays.
@@ -317,6 +319,16 @@ impl Desk {
                 Place::Waiting { replica, ahead: self.members[replica].line.range(..ticket).count() }
             }
         })
+    }
+
+    /// Its place in the line where it waits, counted from 1; 0 once it has a slot.
+    fn position(&self, ticket: Ticket) -> usize {
+        let ahead = match self.entries.get(&ticket).map(|entry| entry.spot) {
+            Some(Spot::Parked) => self.parked.range(..ticket).count(),
+            Some(Spot::Line(replica)) => self.members[replica].line.range(..ticket).count(),
+            Some(Spot::Slot(..)) | None => return 0,
+        };
+        ahead + 1
     }
 
     /// Whose place changed since the last call, but for who just arrived.

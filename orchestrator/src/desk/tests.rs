@@ -160,6 +160,10 @@ fn a_wait_is_foretold_from_the_work_ahead() {
     let second = desk.arrive(order(100), Duration::ZERO).unwrap();
     let third = desk.arrive(order(100), Duration::ZERO).unwrap();
     assert!(second.wait > 1.0 && third.wait > 1.5 * second.wait, "{second:?} {third:?}");
+    assert_eq!([idle.position, second.position, third.position], [0, 1, 2]);
+    // While nobody serves, the two wait on, and others behind them.
+    desk.serve(0, None, SECOND);
+    assert_eq!(desk.arrive(order(100), SECOND).unwrap().position, 3);
 }
 
 #[test]

@@ -16,6 +16,7 @@ use super::error::ApiError;
 use super::params::{Delivery, UsageChunk};
 use super::types::{Chunk, Envelope, Timings, Usage, Whole};
 use crate::app::{App, unix_seconds};
+use crate::dispatch::Expected;
 use crate::generation::{Generation, Outcome, Piece, Progress};
 use crate::sse;
 
@@ -85,6 +86,9 @@ pub(crate) struct Sending {
 /// Tells how long the request was predicted to wait for a slot when it came, in milliseconds.
 const PREDICTED_WAIT: HeaderName = HeaderName::from_static("x-shoal-predicted-wait-ms");
 
+/// Tells its place in the line for a slot when it came: 1 was the next to get one, 0 had one at once.
+const QUEUE_POSITION: HeaderName = HeaderName::from_static("x-shoal-queue-position");
+
 /// Sends the answer of `generation`.
 pub(crate) async fn respond<A: Answer>(
     generation: Generation,
@@ -92,7 +96,8 @@ pub(crate) async fn respond<A: Answer>(
     sending: Sending,
 ) -> Result<Response, ApiError> {
     let Sending { head, delivery, keep_alive } = sending;
-    let wait = u64::try_from(generation.predicted_wait().as_millis()).unwrap_or(u64::MAX);
+    let Expected { wait, position } = generation.expected();
+    let wait = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
     let mut response = match delivery {
         Delivery::Whole => whole(generation, answer, &head).await?,
         Delivery::Stream(usage) => {
@@ -100,7 +105,9 @@ pub(crate) async fn respond<A: Answer>(
             sse::respond(chunks.into_stream(), keep_alive)
         }
     };
-    response.headers_mut().insert(PREDICTED_WAIT, HeaderValue::from(wait));
+    let headers = response.headers_mut();
+    headers.insert(PREDICTED_WAIT, HeaderValue::from(wait));
+    headers.insert(QUEUE_POSITION, HeaderValue::from(position));
     Ok(response)
 }
 

@@ -12,7 +12,6 @@ mod hand_off;
 mod waiting;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use protocol::v1;
 use protocol::v1::generate_event::Event;
@@ -20,7 +19,7 @@ use tokio::time::Instant;
 
 use crate::app::App;
 use crate::desk::{Company, Errand, Order, Place, PromptPrefix};
-use crate::dispatch::Seat;
+use crate::dispatch::{Expected, Seat};
 use crate::openai::ApiError;
 use crate::replay::Trials;
 use crate::replica::{Setback, TokenStream};
@@ -83,11 +82,11 @@ impl Source {
         })
     }
 
-    /// How long it was predicted to wait, while it does.
-    pub(crate) fn predicted_wait(&self) -> Duration {
+    /// How long it was predicted to wait, and behind whom, while it does.
+    pub(crate) fn expected(&self) -> Expected {
         match &self.phase {
-            Phase::Waiting(waiting) => waiting.seat.predicted_wait(),
-            Phase::Running(_) | Phase::Held(_) | Phase::Over => Duration::ZERO,
+            Phase::Waiting(waiting) => waiting.seat.expected(),
+            Phase::Running(_) | Phase::Held(_) | Phase::Over => Expected::default(),
         }
     }
 

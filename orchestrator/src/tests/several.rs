@@ -230,9 +230,10 @@ async fn no_replica_gets_more_requests_than_it_has_slots_and_the_rest_wait_in_or
         running.push(accepted);
     }
     let mut waiting = Vec::new();
-    for _ in 0..2 {
+    for position in ["1", "2"] {
         let reply = bench.send(CHAT, stream(json!({}))).await.unwrap();
         assert_eq!(reply.status(), StatusCode::OK, "its stream begins while it waits");
+        assert_eq!(reply.headers()["x-shoal-queue-position"], position);
         let wait = reply.headers()["x-shoal-predicted-wait-ms"].to_str().unwrap();
         assert!(wait.parse::<u64>().unwrap() > 0, "{wait}");
         waiting.push(reply);

@@ -64,5 +64,11 @@ fn prompt_rows<M: Sample, E: EventSink>(
     let removed = slot.cache.write(position, tokens);
     let run = RowRun { slot: id, position: position as u32, n: rows as u32 };
     let row = frame.push(run, removed, tokens);
-    (running.unsent() == 0).then_some(OutputRow { row, slot: id, key })
+    if running.unsent() > 0 {
+        return None;
+    }
+    if running.will_be_held() {
+        frame.copies.push(id);
+    }
+    Some(OutputRow { row, slot: id, key })
 }

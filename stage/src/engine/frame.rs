@@ -2,7 +2,7 @@
 //!
 //! It knows neither how they travel nor what the stages make of them.
 
-use cluster::StepId;
+use cluster::{SlotId, StepId};
 use protocol::frame::{KvOp, RowRun};
 
 use super::request::Token;
@@ -20,6 +20,8 @@ pub struct StepFrame {
     pub runs: Vec<RowRun>,
     /// One token per row, run by run.
     pub tokens: Vec<Token>,
+    /// Slots whose prompts end here and will be held for another replica.
+    pub copies: Vec<SlotId>,
 }
 
 /// Prefill frames wait for decode frames.
@@ -49,7 +51,7 @@ impl FrameMemory {
 
 impl StepFrame {
     pub(super) fn new(step: StepId, kind: FrameKind, FrameMemory { runs, tokens }: FrameMemory) -> Self {
-        Self { step, kind, ops: Vec::new(), runs, tokens }
+        Self { step, kind, ops: Vec::new(), runs, tokens, copies: Vec::new() }
     }
 
     /// Appends a run, after forgetting the slot's positions from `removed` on, and returns the row index of its last

@@ -135,6 +135,12 @@ impl<S: Sampling, E: EventSink> Engine<S, E> {
         self.check_invariants();
     }
 
+    /// The slots that are held, and by whom.
+    pub fn held_slots(&self) -> impl Iterator<Item = (SlotId, RequestKey)> {
+        let held = self.running().filter(|running| matches!(running.phase(), Phase::Held { .. }));
+        held.map(|running| (running.slot(), running.key()))
+    }
+
     /// When the next hold expires.
     pub fn next_expiry(&self) -> Option<Duration> {
         let until = |running: &Running<S::Sampler, E>| match running.phase() {
@@ -208,6 +214,11 @@ impl<M: Sample, E: EventSink> Running<M, E> {
         let took = now.saturating_sub(self.started);
         let handed_over = HandedOver { tokens: tokens as u32, bytes, took, failure };
         self.ticket.events.send(Event::HandedOver(handed_over)).is_ok()
+    }
+
+    /// Whether its slot will be kept for another replica.
+    pub(super) fn will_be_held(&self) -> bool {
+        matches!(self.ticket.hand_off, HandOff::Hold(_))
     }
 
     /// Keeps the slot for another replica.
@@ -394,6 +405,7 @@ mod tests {
         let held = Event::Held { slot: SlotId(0), hold: RequestKey(1), tokens: 4 };
         assert_eq!(told.0.borrow().last(), Some(&held));
         assert_eq!((engine.status().held, engine.next_expiry()), (1, Some(NOW + Duration::from_secs(2))));
+        assert_eq!(engine.held_slots().collect::<Vec<_>>(), [(SlotId(0), RequestKey(1))]);
         assert!(!engine.release_held(SlotId(0), RequestKey(9), NOW), "another hold");
         assert!(engine.release_held(SlotId(0), RequestKey(1), NOW));
         assert!(!engine.release_held(SlotId(0), RequestKey(1), NOW), "once only");
@@ -407,6 +419,25 @@ mod tests {
         engine.expire_holds(NOW + Duration::from_secs(2));
         assert_eq!(told.reason(), Some(FinishReason::HoldExpired));
         assert_eq!((engine.status().active, engine.next_expiry()), (0, None));
+    }
+
+    #[test]
+    fn stages_copy_a_sequence_out_with_the_last_rows_of_a_prompt_that_will_be_held() {
+        let mut engine = engine(|limits| (limits.slots, limits.prefill_chunk) = (3, 4));
+        admit(&mut engine, 1, 6, HandOff::Hold(Duration::from_secs(2))).unwrap();
+        admit(&mut engine, 2, 3, HandOff::None).unwrap();
+        admit(&mut engine, 3, 2, HandOff::Hold(Duration::from_secs(2))).unwrap();
+        let mut copied = Vec::new();
+        while let Some(frame) = engine.next_frame() {
+            let runs: Vec<_> = frame.runs.iter().map(|run| (run.slot.0, run.position + run.n)).collect();
+            assert!(
+                frame.copies.iter().all(|slot| runs.contains(&(slot.0, if slot.0 == 0 { 6 } else { 2 })))
+            );
+            copied.extend(frame.copies);
+            engine.complete(frame.step, &Flat, NOW).unwrap();
+        }
+        copied.sort_unstable();
+        assert_eq!(copied, [SlotId(0), SlotId(2)]);
     }
 
     #[test]

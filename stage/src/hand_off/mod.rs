@@ -2,16 +2,20 @@
 //!
 //! On the replica that hands off, `service` gives out keys and values of held slots. On the one that takes over, the master's
 //! `take_over` has every stage fetch its own part (`pull`) and keep it beside its cache; once all have, and the other master
-//! says that the slot was held all along, each puts its part into its slot. `orders` is what all of them ask of the inference
-//! thread, between two batches: to copy one slot's sequence out or in.
+//! says that the slot was held all along (`holds`), each puts its part into its slot. `orders` is what all of them ask of the inference
+//! thread, between two batches: to copy one slot's sequence in, or out if there is no copy yet (`copies`).
 
+mod copies;
 mod facts;
+mod holds;
 mod orders;
 mod pull;
 mod service;
 mod take_over;
 
+pub(crate) use copies::Copies;
 pub(crate) use facts::{KvFacts, SliceForm};
+pub(crate) use holds::Holds;
 pub(crate) use orders::{Order, Parties};
 pub(crate) use service::KvService;
 pub(crate) use take_over::TakeOvers;

@@ -17,8 +17,8 @@ pub(crate) enum Order {
     Import { epoch: Epoch, slot: SlotId, blobs: Vec<Prepared>, reply: oneshot::Sender<Result<(), String>> },
     /// Say that all earlier orders are done.
     Fence { reply: oneshot::Sender<()> },
-    /// To the master: end a hold.
-    Release { epoch: Epoch, slot: SlotId, hold: RequestKey, reply: oneshot::Sender<bool> },
+    /// To the master: a hold was released.
+    Released { epoch: Epoch, slot: SlotId, hold: RequestKey },
     /// To the master: a transfer that it began has ended.
     Transferred { epoch: Epoch, key: RequestKey, end: TransferEnd },
 }
@@ -26,7 +26,7 @@ pub(crate) enum Order {
 /// What orders are about.
 pub(crate) struct Parties<'a> {
     pub(crate) epoch: Epoch,
-    /// The epoch's chain is broken: its sequences are lost.
+    /// The epoch's chain is broken: nothing goes on in it.
     pub(crate) is_broken: bool,
     pub(crate) chain: &'a mut dyn Chain,
     pub(crate) master: Option<&'a mut Master>,
@@ -37,8 +37,10 @@ impl Parties<'_> {
     pub(crate) fn obey(&mut self, order: Order) {
         match order {
             Order::Export { epoch, slot, reply } => {
+                // Also of a broken chain: its slots are as they were, and the hold, which ends with it, is asked for at the end. So
+                // whoever fetches hears of the stage that failed, and not of those that know it already.
                 let blob = self
-                    .check(epoch)
+                    .check_epoch(epoch)
                     .and_then(|()| self.chain.export(slot).map_err(|error| error.to_string()));
                 let _ = reply.send(blob);
             }
@@ -51,10 +53,11 @@ impl Parties<'_> {
             Order::Fence { reply } => {
                 let _ = reply.send(());
             }
-            Order::Release { epoch, slot, hold, reply } => {
+            Order::Released { epoch, slot, hold } => {
                 let is_current = self.check(epoch).is_ok();
-                let master = self.master.as_deref_mut().filter(|_| is_current);
-                let _ = reply.send(master.is_some_and(|master| master.release_held(slot, hold)));
+                if let Some(master) = self.master.as_deref_mut().filter(|_| is_current) {
+                    master.release_held(slot, hold);
+                }
             }
             Order::Transferred { epoch, key, end } => {
                 if epoch == self.epoch
@@ -67,11 +70,15 @@ impl Parties<'_> {
     }
 
     /// Orders of other epochs are about sequences that are no more.
-    fn check(&self, epoch: Epoch) -> Result<(), String> {
-        if epoch != self.epoch || self.is_broken {
-            let state = if self.is_broken { ", which is broken" } else { "" };
-            return Err(format!("this is about {epoch}, but the stage is in {}{state}", self.epoch));
+    fn check_epoch(&self, epoch: Epoch) -> Result<(), String> {
+        if epoch == self.epoch {
+            return Ok(());
         }
-        Ok(())
+        Err(format!("this is about {epoch}, but the stage is in {}", self.epoch))
+    }
+
+    fn check(&self, epoch: Epoch) -> Result<(), String> {
+        self.check_epoch(epoch)?;
+        if self.is_broken { Err(format!("the stage's chain is broken in {epoch}")) } else { Ok(()) }
     }
 }

@@ -109,9 +109,12 @@ impl KvService {
         blob.map_err(Status::failed_precondition)
     }
 
-    /// The held slot's sequence: the copy that another stage is being sent of, if there is one.
+    /// The held slot's sequence: the copy that was made for it, or that another stage is being sent of, if there is one.
     async fn held(&self, from: &HeldSlot) -> Result<Arc<Blob>, Status> {
         let HeldSlot { epoch, slot, hold, tokens, .. } = *from;
+        if let Some(copied) = self.shared.copies().of(epoch, slot, tokens) {
+            return Ok(copied);
+        }
         let mut last = self.exported.lock().await;
         let is_same = |last: &&Exported| (last.epoch, last.slot, last.hold) == (epoch, slot, hold);
         if let Some(blob) = last.as_ref().filter(is_same).and_then(|last| last.blob.upgrade()) {
@@ -243,7 +246,13 @@ impl v1::kv_server::Kv for KvService {
         let v1::ReleaseRequest { epoch, slot, hold } = request.into_inner();
         let (epoch, slot) = (self.check_epoch(epoch)?, self.check_slot(slot)?);
         let hold = RequestKey(hold);
-        let held = self.order(|reply| Order::Release { epoch, slot, hold, reply }).await?;
+        let held = self.shared.holds().release(slot, hold);
+        if held {
+            let order = Control::HandOff(Order::Released { epoch, slot, hold });
+            let gone = |_| Status::unavailable("the inference thread has ended");
+            // Whoever asks need not wait until the slot is given to somebody else.
+            self.inputs.control.send(order).await.map_err(gone)?;
+        }
         Ok(Response::new(v1::ReleaseReply { held }))
     }
 }

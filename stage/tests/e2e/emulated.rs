@@ -111,8 +111,12 @@ async fn start(n_stages: u32, attention: Attention) -> (Replica, Vec<Worker>) {
 }
 
 async fn start_in(ca: &ClusterCa, n_stages: u32, attention: Attention) -> (Replica, Vec<Worker>) {
+    start_all(configs(n_stages, attention, AMPLE, ca), ca).await
+}
+
+async fn start_all(configs: Vec<WorkerConfig>, ca: &ClusterCa) -> (Replica, Vec<Worker>) {
     let mut workers = Vec::new();
-    for config in configs(n_stages, attention, AMPLE, ca) {
+    for config in configs {
         let config = WorkerConfig::from_line(&config.to_line().unwrap()).unwrap();
         workers.push(Worker::start(config).await.unwrap());
     }
@@ -354,4 +358,39 @@ async fn emulated_replicas_hand_off_as_many_bytes_as_real_ones() {
         let most = least + cells + 2 * 64 * u64::from(N_LAYER) + 2048;
         assert!((least..=most).contains(&handed_over.bytes), "{} bytes, not {least}", handed_over.bytes);
     }
+}
+
+/// A chunk of a prompt takes long, and a replica that computes prompts has one under way all the time.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sequence_changes_hands_while_the_next_prompt_is_computed() {
+    let ca = ClusterCa::new().unwrap();
+    // More than half a second for a chunk on each stage.
+    let slow = Emulation::new(&profile(Attention::Full), AMPLE, &model(Attention::Full), 400.0).unwrap();
+    let mut slow_configs = configs(2, Attention::Full, AMPLE, &ca);
+    slow_configs.iter_mut().for_each(|config| config.emulation = Some(Box::new(slow.clone())));
+    let (mut prefill, _first) = start_all(slow_configs, &ca).await;
+    let (mut decode, _second) = start_in(&ca, 1, Attention::Full).await;
+    prefill.blocks = vec![(0, N_LAYER / 2), (N_LAYER / 2, N_LAYER)];
+    decode.blocks = vec![(0, N_LAYER)];
+    prefill.relink().await.unwrap();
+    decode.relink().await.unwrap();
+    let prompt: Vec<i32> = (0..30).collect();
+    let request = v1::GenerateRequest { hold_ms: 60_000, ..greedy(&prompt, 9) };
+    let mut first = prefill.start(request).await.unwrap();
+    let held = first.until_held().await;
+    let mut next = prefill.start(greedy(&[7; 40], 1)).await.unwrap();
+    assert!(next.next().await.unwrap(), "it has started");
+    let request = crate::hand_off::go_on(&prompt, &first.answer.tokens, (9, held));
+    let mut second = decode.start(request).await.unwrap();
+    let handed_over = async {
+        while second.answer.handed_over.is_none() {
+            assert!(second.next().await.unwrap(), "{:?}", second.answer);
+        }
+    };
+    tokio::select! {
+        () = handed_over => {}
+        () = next.until_tokens(1) => panic!("it waited for the next prompt"),
+    }
+    let failure = second.answer.handed_over.unwrap().failure;
+    assert_eq!(failure, "");
 }

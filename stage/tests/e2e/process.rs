@@ -216,9 +216,8 @@ async fn a_prefill_stage_killed_while_its_keys_and_values_are_fetched_leaves_the
     assert!(since.elapsed() < Duration::from_secs(15), "given up after {:?}", since.elapsed());
     assert_eq!([&tokens[..], &answer.tokens].concat(), expected);
     let failure = answer.handed_over.unwrap().failure;
-    // Those of the killed stage are missed, or one of the others has heard of its end before.
-    let reasons = ["blocks 10..15", "blocks 15..20", "which is broken"];
-    assert!(reasons.iter().any(|reason| failure.contains(reason)), "{failure}");
+    // Those of the killed stage are missed: the others give theirs out although they have heard of its end.
+    assert!(failure.contains("blocks 10..15") || failure.contains("blocks 15..20"), "{failure}");
     assert_eq!(decode.generate(&prompt, 12).await.unwrap().tokens, expected, "and so does the next");
 }
 

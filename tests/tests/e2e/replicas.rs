@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use serde_json::{Value, json};
 use tests::chat::{Answer, EventStream};
+use tests::draws::Draws;
 use tests::models::{SMOLLM2, model_path};
 use tests::process::{eventually, signal};
 use tests::reference::Reference;
@@ -33,26 +34,16 @@ pub(crate) async fn answer(server: &Server, body: Value) -> Answer {
     tests::chat::completion(server, body).await.unwrap()
 }
 
-/// Numbers that look random and are the same in every run.
-fn draws(seed: u64) -> impl Iterator<Item = u64> {
-    let mut state = seed;
-    std::iter::repeat_with(move || {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        state >> 33
-    })
-}
-
 /// Kills a stage of any replica a second or two after all serve, a few times: fewer than make a stage be given up. On a busy machine
 /// a replica may take longer than that to be back, and a request that is never let to its first token is given up in the end.
 pub(crate) async fn kill_stages(server: &Server, seed: u64) -> u32 {
-    let mut draws = draws(seed);
-    let mut draw = move |below: u64| draws.next().unwrap() % below;
+    let mut draws = Draws::new(seed);
     let mut killed = 0;
     while killed < 8 {
         eventually("all replicas serve", READY_DEADLINE, async || all_serve(server).await).await.unwrap();
-        tokio::time::sleep(Duration::from_millis(1000 + draw(1000))).await;
+        tokio::time::sleep(draws.millis(1000, 2000)).await;
         let workers = server.workers();
-        if !workers.is_empty() && signal(workers[draw(workers.len() as u64) as usize], "KILL").is_ok() {
+        if draws.one_of(&workers).is_some_and(|&pid| signal(pid, "KILL").is_ok()) {
             killed += 1;
         }
     }

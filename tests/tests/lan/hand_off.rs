@@ -14,7 +14,7 @@ fn prompts_and_answers_of_two_replicas_on_three_hosts_are_the_whole_models() {
         expected(&mut Reference::load(&model_path(SMOLLM2).unwrap()).unwrap(), &questions).unwrap();
     let figures = on_three_hosts(&lan, (&questions, &expected), 8).unwrap();
     eprintln!("{figures:?}");
-    // Of the others computing again was faster, or seemed so: on a busy host of all but the first few.
-    assert!(figures.exact == 24 && figures.moved >= 1.0, "{figures:?}");
+    // On a busy host some wait so long for a connection that computing again seems faster.
+    assert!(figures.exact == 24 && figures.moved > 12.0, "{figures:?}");
     assert!(figures.excess().abs() < 0.02, "{:.2} % more bytes than tokens have", figures.excess() * 100.0);
 }

@@ -13,5 +13,6 @@ mod limits;
 mod links;
 mod slices;
 mod surveys;
+mod survival;
 mod traffic;
 mod watched;
