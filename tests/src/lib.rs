@@ -5,8 +5,8 @@
 
 pub mod chat;
 pub mod cluster;
-pub mod emulated;
 pub mod draws;
+pub mod emulated;
 pub mod hand_off;
 #[cfg(target_os = "linux")]
 pub mod lan;
