@@ -1,6 +1,20 @@
-//! Numbers that look random and are the same in every run.
+//! Numbers that look random and are the same in every run, and texts to draw from.
 
 use std::time::Duration;
+
+/// Beginnings of texts that models go on from.
+pub const BEGINNINGS: [&str; 10] = [
+    "The capital of France is",
+    "Once upon a time, there was a small",
+    "Water boils at",
+    "Dear Sir or Madam,",
+    "To make a cup of tea, first",
+    "In 1969, humans first",
+    "The opposite of hot is",
+    "My favourite season is winter because",
+    "Photosynthesis turns",
+    "A good team needs",
+];
 
 /// A sequence of them.
 #[derive(Debug, Clone)]

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use crate::chat::completion;
-use crate::draws::Draws;
+use crate::draws::{BEGINNINGS, Draws};
 use crate::hand_off::{Question, expected};
 use crate::lan::{Lan, LanBuilder};
 use crate::models::{SMOLLM2, model_path};
@@ -38,19 +38,6 @@ const LOOK: Duration = Duration::from_millis(40);
 
 /// Hosts of a site: the orchestrator's, and two for each of two replicas.
 const HOSTS: usize = 5;
-
-const BEGINNINGS: [&str; 10] = [
-    "The capital of France is",
-    "Once upon a time, there was a small",
-    "Water boils at",
-    "Dear Sir or Madam,",
-    "To make a cup of tea, first",
-    "In 1969, humans first",
-    "The opposite of hot is",
-    "My favourite season is winter because",
-    "Photosynthesis turns",
-    "A good team needs",
-];
 
 /// What is asked, and what should come.
 #[derive(Debug, Clone)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use serde_json::{Value, json};
 use tests::chat::{Answer, EventStream};
-use tests::draws::Draws;
+use tests::draws::{BEGINNINGS, Draws};
 use tests::models::{SMOLLM2, model_path};
 use tests::process::{eventually, signal};
 use tests::reference::Reference;
@@ -15,19 +15,6 @@ use tests::server::{READY_DEADLINE, Server, sample};
 /// Two stages each; a thread per stage, because test machines have few cores.
 const TWO_REPLICAS: &[&str] =
     &["--replicas", "2", "--stages", "2", "--slots", "4", "--ctx", "512", "--threads", "1"];
-
-const BEGINNINGS: [&str; 10] = [
-    "The capital of France is",
-    "Once upon a time, there was a small",
-    "Water boils at",
-    "Dear Sir or Madam,",
-    "To make a cup of tea, first",
-    "In 1969, humans first",
-    "The opposite of hot is",
-    "My favourite season is winter because",
-    "Photosynthesis turns",
-    "A good team needs",
-];
 
 /// An error event fails the test.
 pub(crate) async fn answer(server: &Server, body: Value) -> Answer {
