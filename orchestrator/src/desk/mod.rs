@@ -18,6 +18,7 @@
 mod central;
 mod member;
 mod moves;
+mod place;
 mod prefix;
 mod rates;
 mod standing;
@@ -33,6 +34,7 @@ use rustc_hash::FxHashMap;
 pub use central::{Errand, Kv};
 pub use member::Load;
 pub use moves::Move;
+pub use place::Place;
 pub use prefix::PromptPrefix;
 pub use rates::PredictedRates;
 
@@ -66,39 +68,6 @@ pub enum Company {
     Any,
     /// Nobody who must be apart too.
     Apart,
-}
-
-/// Where a request is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
-    /// No replica can take it.
-    Parked,
-    /// In the line of a replica.
-    Waiting {
-        /// The replica's number.
-        replica: usize,
-        /// Requests before it in this line.
-        ahead: usize,
-    },
-    /// It has a slot.
-    Seated {
-        /// The replica's number.
-        replica: usize,
-    },
-    /// It has one, and its first token, and waits in the central line for another replica to decode it.
-    Prefilled {
-        /// The replica that has its KV.
-        replica: usize,
-        /// Requests before it in the central line.
-        ahead: usize,
-    },
-    /// It has a slot there too: its KV is to be handed over.
-    Moving {
-        /// The replica that has its KV.
-        from: usize,
-        /// The one with the reserved slot.
-        to: usize,
-    },
 }
 
 /// A request was let in.
@@ -300,35 +269,6 @@ impl Desk {
             self.mean_output += (f64::from(entry.generated.max(1)) - self.mean_output) * OUTPUT_WEIGHT;
         }
         self.bind_parked(now);
-    }
-
-    /// Where a request is; none that has left is anywhere.
-    pub fn place(&self, ticket: Ticket) -> Option<Place> {
-        let entry = self.entries.get(&ticket)?;
-        Some(match entry.spot {
-            Spot::Parked => Place::Parked,
-            Spot::Slot(replica, _) => match entry.decode {
-                Decode::Here => Place::Seated { replica },
-                Decode::Wanted => {
-                    let ahead = self.central.iter().take_while(|waits| **waits != ticket).count();
-                    Place::Prefilled { replica, ahead }
-                }
-                Decode::Reserved(to, _) => Place::Moving { from: replica, to },
-            },
-            Spot::Line(replica) => {
-                Place::Waiting { replica, ahead: self.members[replica].line.range(..ticket).count() }
-            }
-        })
-    }
-
-    /// Its place in the line where it waits, counted from 1; 0 once it has a slot.
-    fn position(&self, ticket: Ticket) -> usize {
-        let ahead = match self.entries.get(&ticket).map(|entry| entry.spot) {
-            Some(Spot::Parked) => self.parked.range(..ticket).count(),
-            Some(Spot::Line(replica)) => self.members[replica].line.range(..ticket).count(),
-            Some(Spot::Slot(..)) | None => return 0,
-        };
-        ahead + 1
     }
 
     /// Whose place changed since the last call, but for who just arrived.
