@@ -36,7 +36,7 @@ pub struct Payoff {
 pub fn weigh(now: &Outlook, then: &Outlook, reload: Reload, tuning: &Tuning) -> Payoff {
     let gain_s = now.score() - then.score();
     let cost_s = reload.load_s.max(0.0) * reload.lost_share.clamp(0.0, 1.0);
-    let needed_s = cost_s + (tuning.margin * now.seconds()).max(tuning.least_gain_s);
+    let needed_s = cost_s + tuning.needed_s(now);
     Payoff { gain_s, cost_s, needed_s, pays: gain_s >= needed_s }
 }
 

@@ -118,8 +118,7 @@ pub struct RoleChoice {
 impl RoleChoice {
     /// Whether they are better by enough.
     pub fn is_worth_it(&self, tuning: &Tuning) -> bool {
-        let needed = (tuning.margin * self.now.seconds()).max(tuning.least_gain_s);
-        !self.flips.is_empty() && self.gain_s() >= needed
+        !self.flips.is_empty() && self.gain_s() >= tuning.needed_s(&self.now)
     }
 
     /// Seconds that they save.

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::outlook::Outlook;
+
 /// Choices, each with its reason.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Tuning {
@@ -17,6 +19,13 @@ pub struct Tuning {
     pub margin: f64,
     /// The seconds that it must save, however little there is to save.
     pub least_gain_s: f64,
+}
+
+impl Tuning {
+    /// Seconds that a change must save of what is now.
+    pub(crate) fn needed_s(&self, now: &Outlook) -> f64 {
+        (self.margin * now.seconds()).max(self.least_gain_s)
+    }
 }
 
 impl Default for Tuning {

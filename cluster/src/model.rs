@@ -181,6 +181,12 @@ impl ModelShape {
         self.blocks_in(range).map(|block| block.weight_bytes).sum()
     }
 
+    /// Bytes of the slice with the blocks in `range`: of these, of what every slice has, and of the head if it is the last.
+    pub fn slice_bytes(&self, range: LayerRange) -> Bytes {
+        let head = if range.end() == self.n_layer() { self.head_bytes } else { Bytes::ZERO };
+        self.block_bytes(range) + head + self.global_bytes
+    }
+
     /// Bytes of cache that `slots` sequences of up to `n_ctx` tokens need for the blocks in `range`, with
     /// `kv_element_bytes` per cached element (2 for f16).
     ///

@@ -350,9 +350,7 @@ impl Deployment {
         let load = Load { slots: chain.slots, n_ctx: *n_ctx, n_ubatch };
         let mut needs = Memory::new();
         for place in &chain.stages {
-            let is_last = place.layers.end() == shape.n_layer();
-            let head = if is_last { shape.head_bytes } else { Bytes::ZERO };
-            let weights = shape.block_bytes(place.layers) + head + shape.global_bytes;
+            let weights = shape.slice_bytes(place.layers);
             let stage = StageLoad { layers: place.layers, weights, gpu_layers: place.gpu_blocks };
             let takes = match self.0.model.memory {
                 MemoryRule::Heed => stage_memory(shape, &stage, load, costs).total(),

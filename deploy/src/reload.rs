@@ -29,10 +29,8 @@ impl ReloadNeeds {
                 stopped.extend(replicas.iter().copied());
             }
             for stage in goal.replicas.get(place).iter().flat_map(|wanted| &wanted.chain.stages) {
-                let is_last = stage.layers.end() == model.n_layer();
-                let head = if is_last { model.head_bytes } else { Bytes::ZERO };
-                let weights = model.block_bytes(stage.layers) + head + model.global_bytes;
-                *needs.loads.entry(stage.node.clone()).or_insert(Bytes::ZERO) += weights;
+                *needs.loads.entry(stage.node.clone()).or_insert(Bytes::ZERO) +=
+                    model.slice_bytes(stage.layers);
             }
         }
         let has_to_go = |one: &&Seen| stopped.contains(&one.observed.number);

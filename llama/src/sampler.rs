@@ -212,7 +212,7 @@ pub struct Sampler {
 impl Sampler {
     /// A sampler that has accepted nothing yet, but the grammar's [`prefill`](Grammar::prefill).
     pub fn new(vocab: &Vocab, params: &SamplerParams) -> Result<Self, SamplerError> {
-        Self::by_facts(&vocab.facts(), || Ok(vocab.clone()), params)
+        Self::build((vocab.n_tokens(), &vocab.suppressed()), || Ok(vocab.clone()), params)
     }
 
     /// As [`new`](Self::new), where the vocabulary is at hand only if it is asked for: a grammar needs its text.
@@ -221,11 +221,18 @@ impl Sampler {
         vocab: impl FnOnce() -> Result<Vocab, Error>,
         params: &SamplerParams,
     ) -> Result<Self, SamplerError> {
-        let n_vocab = facts.n_tokens;
+        Self::build((facts.n_tokens, &facts.suppressed), vocab, params)
+    }
+
+    fn build(
+        (n_vocab, suppressed): (u32, &[Token]),
+        vocab: impl FnOnce() -> Result<Vocab, Error>,
+        params: &SamplerParams,
+    ) -> Result<Self, SamplerError> {
         params.check(n_vocab)?;
         let mut biases = params.logit_bias.clone();
         let never = |token: &Token| LogitBias { token: *token, bias: f32::NEG_INFINITY };
-        biases.extend(facts.suppressed.iter().map(never));
+        biases.extend(suppressed.iter().map(never));
         let constraint = match &params.grammar {
             None => None,
             Some(grammar) => {

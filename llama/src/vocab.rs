@@ -103,7 +103,8 @@ impl Vocab {
         }
     }
 
-    fn suppressed(&self) -> Vec<Token> {
+    /// Tokens that must never be generated.
+    pub(crate) fn suppressed(&self) -> Vec<Token> {
         let mut count = 0;
         // SAFETY: the vocabulary lives; the array of `count` tokens belongs to it, and is null if there are none
         // (src/llama-vocab.cpp, llama_vocab_get_suppress_tokens).

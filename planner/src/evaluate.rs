@@ -16,7 +16,7 @@ use crate::settings::{Settings, SlotRule};
 use crate::sim::SimReplica;
 
 /// Tokens per chunk when prefill runs between decode steps: a longer one would stall generation for longer.
-const MIXED_CHUNK: f64 = 512.0;
+pub const MIXED_CHUNK: u32 = 512;
 
 /// One role of one group, with what it adds to a plan.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -198,7 +198,7 @@ impl<'a> Evaluator<'a> {
 }
 
 fn mixed_chunk(inst: &Instance) -> f64 {
-    MIXED_CHUNK.min(inst.prefill_chunk)
+    f64::from(MIXED_CHUNK).min(inst.prefill_chunk)
 }
 
 /// Prompts that a prefill replica may have for each of its stages, if there is room: one is computed there, another is handed over, which

@@ -42,6 +42,7 @@ pub mod testbed;
 mod watch;
 
 pub use diagnose::{DeviceRoom, NoFit};
+pub use evaluate::MIXED_CHUNK;
 pub use problem::{Problem, ProblemError};
 pub use replay::{SimSpeed, StageUse, cluster_of, predict, speeds_of, too_large, utilisation};
 pub use rng::Rng;

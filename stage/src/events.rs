@@ -80,14 +80,6 @@ pub(crate) struct Inlet {
     pub(crate) orders: mpsc::WeakSender<Control>,
 }
 
-impl Arrived {
-    /// Just now.
-    #[cfg(test)]
-    pub(crate) fn now(frame: Frame) -> Self {
-        Self { frame, at: Instant::now() }
-    }
-}
-
 pub(crate) fn channels(config: &WorkerConfig) -> (Inputs, Inlet) {
     let (control, control_inlet) = mpsc::channel(CONTROL_QUEUE);
     let (frames, frames_inlet) = mpsc::channel(frames_in_flight(config));

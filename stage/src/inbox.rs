@@ -99,6 +99,7 @@ impl Inbox {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+    use std::time::Instant;
 
     use cluster::{Epoch, SlotId, StepId};
     use proptest::prelude::*;
@@ -117,6 +118,10 @@ mod tests {
         Frame { epoch: Epoch(1), step, ops, runs, prefill, rows, copies: Vec::new() }
     }
 
+    fn arrived(frame: Frame) -> Arrived {
+        Arrived { frame, at: Instant::now() }
+    }
+
     fn decode(step: u64, slots: &[u32]) -> Frame {
         frame(step, false, vec![], &slots.iter().map(|slot| (*slot, 1)).collect::<Vec<_>>())
     }
@@ -131,7 +136,7 @@ mod tests {
 
     fn batches(frames: impl IntoIterator<Item = Frame>) -> Vec<Vec<u64>> {
         let mut inbox = Inbox::new(N_BATCH);
-        frames.into_iter().for_each(|frame| inbox.push(Arrived::now(frame)));
+        frames.into_iter().for_each(|frame| inbox.push(arrived(frame)));
         std::iter::from_fn(|| {
             let mut batch = Vec::new();
             inbox.take(&mut batch);
@@ -250,7 +255,7 @@ mod tests {
             for (frame, takes) in frames {
                 (0..takes).for_each(|_| { take(&mut inbox); });
                 run(&mut expected, std::slice::from_ref(&frame));
-                inbox.push(Arrived::now(frame));
+                inbox.push(arrived(frame));
             }
             while take(&mut inbox) > 0 {}
             prop_assert_eq!(seen.len(), n);

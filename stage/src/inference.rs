@@ -12,6 +12,7 @@ use cluster::{Epoch, SlotId};
 use protocol::certify::LiveIdentity;
 use protocol::frame::{Frame, Rows};
 use protocol::slots::SlotSet;
+use protocol::v1;
 use protocol::worker::WorkerConfig;
 use tokio::runtime::Handle;
 
@@ -324,8 +325,7 @@ impl Inference {
         let data = encoding.encode(self.chain.hidden(rows));
         let next = Frame { rows: Rows::Hidden { encoding: *encoding, data }, ..frame };
         // Waits while the next stage is behind. When the link ends, so does the wait, and the link says why.
-        let mut next = next.into_wire(self.config.exit_layer());
-        next.due_ns = self.leaving.map_or(0, due_ns);
+        let next = leaving_at(self.leaving, next.into_wire(self.config.exit_layer()));
         if frames.blocking_send(next).is_err() {
             self.outlet = None;
         }
@@ -344,8 +344,7 @@ impl Inference {
                 self.inbox.push(Arrived { frame: step, at: self.leaving.unwrap_or_else(Instant::now) });
                 continue;
             };
-            let mut step = step.into_wire(self.config.exit_layer());
-            step.due_ns = self.leaving.map_or(0, due_ns);
+            let step = leaving_at(self.leaving, step.into_wire(self.config.exit_layer()));
             // The channel has room for all that can be in flight; one that is full or closed is a broken link.
             if frames.try_send(step).is_err() {
                 self.shared
@@ -362,4 +361,9 @@ async fn until(deadline: Option<tokio::time::Instant>) {
         Some(deadline) => tokio::time::sleep_until(deadline).await,
         None => std::future::pending().await,
     }
+}
+
+/// Of an emulated device, a frame says when it leaves by the device's time.
+fn leaving_at(at: Option<Instant>, frame: v1::Frame) -> v1::Frame {
+    v1::Frame { due_ns: at.map_or(0, due_ns), ..frame }
 }

@@ -7,15 +7,16 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, ValueEnum};
-use cluster::{Arrivals, DeviceProfile, ModelShape, Workload};
+use cluster::{Arrivals, DeviceProfile, LinkEncoding, ModelShape, Workload};
 use planner::{
     EncodingRule, KvLayout, ObjectiveKind, PlanError, Problem, Progress, Settings, SlotRule, Watch,
 };
 use protocol::plan_files::{
     ClusterFile, ModelShapeFile, PlannerFile, ProfilesFile, WorkloadFile, read_trace,
 };
+use protocol::rows::RowEncoding;
 
 use crate::cli::Globals;
 use crate::commands::model;
@@ -23,6 +24,16 @@ use crate::exit::Usage;
 use crate::interrupt::Interrupt;
 use crate::output;
 use crate::progress::ProgressView;
+
+/// How a planned replica's stages send their rows.
+pub(crate) fn row_encoding(planned: LinkEncoding) -> Result<RowEncoding> {
+    match planned {
+        LinkEncoding::F32 => Ok(RowEncoding::F32),
+        LinkEncoding::F16 => Ok(RowEncoding::F16),
+        LinkEncoding::Q8_0 => Err(anyhow!("hidden rows cannot be sent as q8_0")),
+    }
+    .context("starting a replica")
+}
 
 /// The files that a problem is made of.
 #[derive(Debug, Args)]

@@ -21,7 +21,6 @@ use orchestrator::{Fleet, Limits, OrchestratorConfig, ReplicaFeed};
 use planner::Problem;
 use planner::sim::SimReplica;
 use protocol::emulation::{EmulatedNetwork, Emulation};
-use protocol::rows::RowEncoding;
 use protocol::tls::ClusterCa;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -29,6 +28,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::trial::Trial;
+use crate::commands::planning::row_encoding;
 
 /// Under which the API lists the model.
 pub(super) const MODEL: &str = "emulated";
@@ -189,7 +189,7 @@ impl Stages<'_> {
                 threads: Some(1),
                 micro_batches: stages.len() as u32,
                 queue_limit: *slots,
-                encoding: encoding(stages)?,
+                encoding: row_encoding(stages.first().map_or(LinkEncoding::F32, |stage| stage.encoding))?,
                 keep: Duration::ZERO,
             },
             emulations: stages.iter().map(|stage| self.emulation(stage)).collect::<Result<_>>()?,
@@ -223,12 +223,4 @@ fn link(problem: &Problem) -> Option<LinkQuality> {
     let mut nodes = problem.devices.iter().map(|device| &device.node);
     let one = nodes.next()?;
     problem.links.between(one, nodes.find(|other| *other != one)?)
-}
-
-fn encoding(stages: &[StagePlan]) -> Result<RowEncoding> {
-    match stages.first().map(|stage| stage.encoding) {
-        Some(LinkEncoding::F32) | None => Ok(RowEncoding::F32),
-        Some(LinkEncoding::F16) => Ok(RowEncoding::F16),
-        Some(LinkEncoding::Q8_0) => Err(anyhow!("hidden rows cannot be sent as q8_0")),
-    }
 }

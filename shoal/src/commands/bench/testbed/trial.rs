@@ -5,10 +5,7 @@ use anyhow::{Context, Result};
 use cluster::{Plan, Role};
 use planner::sim::{Bounds, Request, Served, ShortestWork, SimCluster, requests, simulate};
 use planner::testbed::{Configuration, Testbed};
-use planner::{DecodeReading, ObjectiveKind, Problem, Settings, cluster_of, solve};
-
-/// Tokens of a chunk where answers are generated meanwhile, as the planner reckons with.
-const MIXED_CHUNK: u32 = 512;
+use planner::{DecodeReading, MIXED_CHUNK, ObjectiveKind, Problem, Settings, cluster_of, solve};
 
 /// A run to be made.
 pub(super) struct Trial {

@@ -18,9 +18,10 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::super::report::Reporter;
-use super::ground::{Ground, row_encoding};
+use super::ground::Ground;
 use super::member::{self, Heard, Order, talk};
 use super::replan::MeasuredLinks;
+use crate::commands::planning::row_encoding;
 
 /// Changes come in flocks, such as all stages of a lost node: they are looked at together.
 const DEBOUNCE: Duration = Duration::from_millis(50);

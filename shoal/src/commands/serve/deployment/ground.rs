@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
-use cluster::{DeviceProfile, LinkEncoding, ModelHash, NodeId};
+use anyhow::Result;
+use cluster::{DeviceProfile, ModelHash, NodeId};
 use deploy::Chain;
 use futures::future::try_join_all;
 use node::agent::{Epochs, RemoteReplica, Whereabouts, WorkerSettings};
@@ -117,14 +117,4 @@ fn address_of(registry: &Registry, node: &NodeId) -> Option<Address> {
     let presence = registry.watch_presence();
     let here = presence.borrow();
     here.values().find(|present| present.facts.name == *node)?.reached.address().cloned()
-}
-
-/// How a planned replica's stages send their rows.
-pub(super) fn row_encoding(planned: LinkEncoding) -> Result<RowEncoding> {
-    match planned {
-        LinkEncoding::F32 => Ok(RowEncoding::F32),
-        LinkEncoding::F16 => Ok(RowEncoding::F16),
-        LinkEncoding::Q8_0 => Err(anyhow::anyhow!("hidden rows cannot be sent as q8_0")),
-    }
-    .context("starting a replica")
 }
