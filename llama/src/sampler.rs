@@ -12,6 +12,8 @@ mod draw;
 mod logits;
 mod penalties;
 
+use std::cell::RefCell;
+
 use llama_sys as sys;
 
 use crate::grammar::{Constraint, Grammar, GrammarError};
@@ -203,10 +205,19 @@ pub struct Sampler {
     /// `None` is greedy.
     chain: Option<Chain>,
     constraint: Option<Constraint>,
-    /// The logits after biases and penalties; kept for its memory.
+}
+
+/// As long as the vocabulary, and kept for its memory.
+#[derive(Default)]
+struct Scratch {
+    /// The logits after biases and penalties.
     adjusted: Vec<f32>,
-    /// Kept for its memory.
     candidates: Vec<sys::llama_token_data>,
+}
+
+thread_local! {
+    /// The samplers of a thread work one after the other, so one does for all of them.
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
 impl Sampler {
@@ -248,8 +259,6 @@ impl Sampler {
             penalties: Penalties::new(params),
             chain: if is_greedy { None } else { Some(Chain::new(params)?) },
             constraint,
-            adjusted: Vec::new(),
-            candidates: Vec::new(),
         })
     }
 
@@ -262,15 +271,14 @@ impl Sampler {
         let max = logits::max(logits)?;
         let is_adjusted =
             !self.biases.is_empty() || self.penalties.as_ref().is_some_and(Penalties::is_active);
-        let mut adjusted = std::mem::take(&mut self.adjusted);
-        let token = if is_adjusted {
-            self.adjust(logits, &mut adjusted);
-            logits::max(&adjusted).and_then(|max| self.choose(&adjusted, max, position))
-        } else {
-            self.choose(logits, max, position)
-        };
-        self.adjusted = adjusted;
-        token
+        SCRATCH.with_borrow_mut(|Scratch { adjusted, candidates }| {
+            if !is_adjusted {
+                return self.choose(logits, max, position, candidates);
+            }
+            self.adjust(logits, adjusted);
+            let max = logits::max(adjusted)?;
+            self.choose(adjusted, max, position, candidates)
+        })
     }
 
     /// Moves on by a generated token.
@@ -313,7 +321,13 @@ impl Sampler {
         }
     }
 
-    fn choose(&mut self, logits: &[f32], max: f32, position: u32) -> Result<Token, SamplerError> {
+    fn choose(
+        &mut self,
+        logits: &[f32],
+        max: f32,
+        position: u32,
+        candidates: &mut Vec<sys::llama_token_data>,
+    ) -> Result<Token, SamplerError> {
         let nothing = SamplerError::NothingAllowed { position };
         if max == f32::NEG_INFINITY {
             return Err(nothing);
@@ -321,8 +335,8 @@ impl Sampler {
         let token = match &mut self.chain {
             None => logits::first_of(logits, max),
             Some(chain) => {
-                logits::fill(logits, &mut self.candidates);
-                chain.draw(&mut self.candidates, draw::uniform(self.seed, position))?
+                logits::fill(logits, candidates);
+                chain.draw(candidates, draw::uniform(self.seed, position))?
             }
         };
         let Some(constraint) = &self.constraint else { return token.ok_or(nothing) };
@@ -330,12 +344,12 @@ impl Sampler {
             Some(token) if constraint.allows(token)? => return Ok(token),
             _ => {}
         }
-        logits::fill(logits, &mut self.candidates);
-        constraint.mask(&mut self.candidates)?;
-        self.candidates.retain(|candidate| candidate.logit > f32::NEG_INFINITY);
+        logits::fill(logits, candidates);
+        constraint.mask(candidates)?;
+        candidates.retain(|candidate| candidate.logit > f32::NEG_INFINITY);
         match &mut self.chain {
-            None => Ok(draw::most_likely(&self.candidates)),
-            Some(chain) => chain.draw(&mut self.candidates, draw::uniform(self.seed, position)),
+            None => Ok(draw::most_likely(candidates)),
+            Some(chain) => chain.draw(candidates, draw::uniform(self.seed, position)),
         }?
         .ok_or(nothing)
     }

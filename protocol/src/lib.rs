@@ -16,6 +16,7 @@ pub mod listen;
 pub mod membership;
 pub mod node;
 pub mod observation;
+pub mod patience;
 pub mod pin;
 pub mod plan_files;
 pub mod rows;

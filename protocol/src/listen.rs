@@ -23,7 +23,7 @@ use tracing::warn;
 use crate::certify::LiveIdentity;
 use crate::throttle::Throttle;
 pub use crate::tls::Clients;
-use crate::tls::{KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, TlsError, TlsIdentity, server_config_for};
+use crate::tls::{KEEPALIVE_INTERVAL, TlsError, TlsIdentity, keepalive_timeout, server_config_for};
 
 /// How long a handshake may take; a LAN member needs milliseconds.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
@@ -73,7 +73,7 @@ pub fn server(sizes: FrameSizes) -> Server {
         .max_frame_size(1 << 20)
         .max_concurrent_streams(MAX_CALLS)
         .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
-        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+        .http2_keepalive_timeout(Some(keepalive_timeout()))
 }
 
 /// Connections whose handshake went well: it proved membership of the cluster, unless others are admitted too. Dropping it

@@ -19,7 +19,8 @@ use tokio_rustls::rustls::{
 use tonic::transport::{Certificate, Channel, ClientTlsConfig};
 
 use crate::fingerprint::Fingerprint;
-use crate::tls::{CONNECT_DEADLINE, ConnectError, SERVER_NAME, connect_with};
+use crate::patience::peer_timeout;
+use crate::tls::{ConnectError, SERVER_NAME, connect_with};
 
 /// Characters in a line of PEM.
 const PEM_LINE: usize = 64;
@@ -64,8 +65,8 @@ pub async fn shown_ca(address: impl Display + Send) -> Result<ShownCa, PinError>
             }
         }
     };
-    let late = |_| unreachable(format!("no answer within {} s", CONNECT_DEADLINE.as_secs()));
-    tokio::time::timeout(CONNECT_DEADLINE, looking).await.map_err(late)?
+    let late = |_| unreachable(format!("no answer within {} s", peer_timeout().as_secs()));
+    tokio::time::timeout(peer_timeout(), looking).await.map_err(late)?
 }
 
 /// The CA of whoever listens at an address, which must have this fingerprint.

@@ -21,18 +21,16 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity
 
 use crate::certify::member_params;
 use crate::fingerprint::Fingerprint;
+use crate::patience::peer_timeout;
 
 /// The name in every certificate of a cluster.
 pub const SERVER_NAME: &str = "shoal.internal";
 
-/// How long a connection may take, TCP and TLS together. A LAN answers in milliseconds; a busy host in a second.
-pub const CONNECT_DEADLINE: Duration = Duration::from_secs(3);
-
 /// A silent connection is asked for a sign of life after this long …
 pub const KEEPALIVE_INTERVAL: Duration = Duration::from_millis(750);
 
-/// … and given up when none comes for this long, so that a frozen peer is noticed within 3 s.
-pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
+/// … and is given up so much before the [`peer_timeout`], without one: for that pause, and for this process being kept waiting.
+const KEEPALIVE_MARGIN: Duration = Duration::from_secs(1);
 
 /// The name in the certificate of a cluster's CA.
 const CA_NAME: &str = "shoal cluster CA";
@@ -282,7 +280,12 @@ pub fn client_config(identity: &TlsIdentity) -> ClientTlsConfig {
         .domain_name(SERVER_NAME)
 }
 
-/// Connects to a member at `address` (`host:port`) within [`CONNECT_DEADLINE`], and notices later when it freezes.
+/// How long a connection that was asked for a sign of life may give none.
+pub(crate) fn keepalive_timeout() -> Duration {
+    peer_timeout().saturating_sub(KEEPALIVE_MARGIN)
+}
+
+/// Connects to a member at `address` (`host:port`) within the [`peer_timeout`], and notices later when it freezes.
 ///
 /// The channel re-connects by itself for calls made after its connection broke.
 pub async fn connect(
@@ -297,21 +300,21 @@ pub(crate) async fn connect_with(
     address: impl fmt::Display + Send,
     config: ClientTlsConfig,
 ) -> Result<Channel, ConnectError> {
-    let address = address.to_string();
+    let (address, deadline) = (address.to_string(), peer_timeout());
     let endpoint = Endpoint::from_shared(format!("https://{address}"))
         .map_err(|source| ConnectError::Address { address: address.clone(), source })?
-        .connect_timeout(CONNECT_DEADLINE)
+        .connect_timeout(deadline)
         .tcp_nodelay(true)
         .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
-        .keep_alive_timeout(KEEPALIVE_TIMEOUT)
+        .keep_alive_timeout(keepalive_timeout())
         .keep_alive_while_idle(true)
         .tls_config(config)
         .map_err(|source| ConnectError::Tls { address: address.clone(), source })?;
     // The endpoint's own limit covers TCP alone; a peer that accepts and then says nothing must not hold us either.
-    match tokio::time::timeout(CONNECT_DEADLINE, endpoint.connect()).await {
+    match tokio::time::timeout(deadline, endpoint.connect()).await {
         Ok(Ok(channel)) => Ok(channel),
         Ok(Err(source)) => Err(ConnectError::Refused { address, source }),
-        Err(_) => Err(ConnectError::Deadline { address, deadline: CONNECT_DEADLINE }),
+        Err(_) => Err(ConnectError::Deadline { address, deadline }),
     }
 }
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use protocol::patience::MIN_PEER_TIMEOUT;
 
 use crate::commands::{
     bench, doctor, identity, links, node, plan, profile, serve, simulate, slice, status, token,
@@ -91,7 +92,15 @@ pub(crate) struct Globals {
     /// Folder for what cannot be made again: this host's membership, and the cluster's [default: ~/.local/share/shoal].
     #[arg(long, global = true, env = "SHOAL_STATE", value_name = "DIR")]
     pub(crate) state: Option<PathBuf>,
+    /// Another process that gives no sign of life for so long is lost [default: 3]. More bears with hosts that stall, such as
+    /// swapping ones; requests on a frozen host then pause for longer.
+    #[arg(long, global = true, env = PEER_TIMEOUT_VARIABLE, value_name = "SECONDS",
+          value_parser = clap::value_parser!(u64).range(MIN_PEER_TIMEOUT.as_secs()..=3600))]
+    pub(crate) peer_timeout: Option<u64>,
 }
+
+/// By which workers are told.
+pub(crate) const PEER_TIMEOUT_VARIABLE: &str = "SHOAL_PEER_TIMEOUT";
 
 #[cfg(test)]
 mod tests {

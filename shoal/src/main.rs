@@ -14,13 +14,18 @@ mod progress;
 mod sizes;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Parser;
+use protocol::patience::set_peer_timeout;
 
 use crate::cli::{Cli, Command};
 
 fn main() -> ExitCode {
     let Cli { command, globals } = Cli::parse();
+    if let Some(seconds) = globals.peer_timeout {
+        set_peer_timeout(Duration::from_secs(seconds));
+    }
     let logging = match &command {
         Command::StageWorker | Command::ProfileWorker => logging::init_worker(),
         _ => logging::init(globals.verbose),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cluster::{Bytes, Epoch, StageMemory, StageObservation, StageReport};
+use protocol::patience::peer_timeout;
 use protocol::tls::{self, TlsIdentity};
 use protocol::v1::stage_client::StageClient;
 use protocol::v1::{LoadState, StatusReply, StatusRequest};
@@ -23,10 +24,9 @@ use super::restarts::{Failure, Restarts, Verdict};
 /// ready while it is not.
 const HEARTBEAT: Duration = Duration::from_millis(250);
 
-/// Within which a stage that serves must answer: with the time between two signs of life, a frozen one is lost within three
-/// seconds, also where this process itself is kept waiting for half a second. The stage's host may be busy, but the answer takes no part
-/// in the stage's work.
-const HEARTBEAT_DEADLINE: Duration = Duration::from_millis(2250);
+/// So much earlier than a peer's time is up a stage that serves must have answered: for the pause before it was asked, and for this
+/// process being kept waiting for half a second. The stage's host may be busy, but the answer takes no part in the stage's work.
+const HEARTBEAT_MARGIN: Duration = Duration::from_millis(750);
 
 /// While it loads, progress is shown to people, the first request waits for the end of it …
 const LOAD_POLL: Duration = Duration::from_millis(50);
@@ -144,7 +144,8 @@ impl Keeper {
             Err(e) => return Lost::crash(e.to_string()),
         };
         loop {
-            let deadline = if service.since.is_some() { HEARTBEAT_DEADLINE } else { LOAD_DEADLINE };
+            let serving = peer_timeout().saturating_sub(HEARTBEAT_MARGIN);
+            let deadline = if service.since.is_some() { serving } else { LOAD_DEADLINE.max(serving) };
             let status = match ask(&mut client, deadline).await {
                 Ok(status) => status,
                 Err(lost) => return lost,

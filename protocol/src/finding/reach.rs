@@ -10,15 +10,13 @@ use thiserror::Error;
 use tonic::transport::Channel;
 
 use crate::node::{Address, NodeFacts, Peer};
+use crate::patience::peer_timeout;
 use crate::tls::{self, TlsIdentity, describe_status};
 use crate::v1::DescribeRequest;
 use crate::v1::node_client::NodeClient;
 
 /// Head start of an address over the next: a LAN answers well within it, so the likeliest wins where several would.
 const HEAD_START: Duration = Duration::from_millis(150);
-
-/// Within which a peer that was connected to says who it is.
-const ANSWER_DEADLINE: Duration = Duration::from_secs(3);
 
 /// No address leads to the peer.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -68,9 +66,10 @@ async fn attempt(
 ) -> Result<(Address, Channel), String> {
     let channel = tls::connect(address, identity).await.map_err(|error| error.to_string())?;
     let mut client = NodeClient::new(channel.clone());
-    let described = tokio::time::timeout(ANSWER_DEADLINE, client.describe(DescribeRequest {})).await;
+    let deadline = peer_timeout();
+    let described = tokio::time::timeout(deadline, client.describe(DescribeRequest {})).await;
     let description = described
-        .map_err(|_| format!("no answer for {} s", ANSWER_DEADLINE.as_secs()))?
+        .map_err(|_| format!("no answer for {} s", deadline.as_secs()))?
         .map_err(|status| describe_status(&status))?;
     let facts = NodeFacts::check(description.into_inner()).map_err(|error| error.to_string())?;
     if facts.instance != peer.instance {

@@ -22,9 +22,6 @@ pub(crate) use take_over::TakeOvers;
 
 use std::time::Duration;
 
-/// How long the other side may say nothing while keys and values travel: what keepalive needs to notice a frozen peer.
-const SILENCE: Duration = Duration::from_secs(3);
-
 /// How long all keys and values of a slot may take to come: half a gigabyte over 100 Mbit/s.
 const TRANSFER: Duration = Duration::from_secs(45);
 

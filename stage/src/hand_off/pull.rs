@@ -6,13 +6,14 @@ use cluster::LayerRange;
 use futures::future::try_join_all;
 use llama::kv_blob::Blob;
 use protocol::hand_off::{ChainStage, HeldSlot, KvHeader};
+use protocol::patience::peer_timeout;
 use protocol::tls::{TlsIdentity, connect, describe_status};
 use protocol::v1;
 use protocol::v1::kv_client::KvClient;
 use tonic::Streaming;
 
 use super::facts::{KvFacts, form_of};
-use super::{SILENCE, TRANSFER, within};
+use super::{TRANSFER, within};
 
 /// What a stage fetches.
 pub(super) struct Fetch<'a> {
@@ -107,7 +108,7 @@ impl Fetch<'_> {
 /// The next piece; none at the end.
 async fn next(pieces: &mut Streaming<v1::KvPiece>) -> Result<Option<v1::kv_piece::Piece>, String> {
     let message = async { pieces.message().await.map_err(|status| describe_status(&status)) };
-    match within(SILENCE, "waiting for a piece", message).await? {
+    match within(peer_timeout(), "waiting for a piece", message).await? {
         Some(v1::KvPiece { piece: Some(piece) }) => Ok(Some(piece)),
         Some(v1::KvPiece { piece: None }) => Err("an empty piece came".to_owned()),
         None => Ok(None),

@@ -64,6 +64,22 @@ async fn case_5_a_frozen_stage_is_found_by_deadline_and_replaced() {
 }
 
 #[tokio::test]
+async fn a_patient_server_bears_with_a_stage_that_stalls() {
+    let server = Server::start("SmolLM2", &[IMPATIENT, &["--peer-timeout", "60"]].concat()).await.unwrap();
+    let workers = server.workers();
+    // For longer than the three seconds after which it would be lost.
+    let stall = |workers: &[u32]| {
+        signal(workers[1], "STOP").unwrap();
+        std::thread::sleep(Duration::from_secs(5));
+        signal(workers[1], "CONT").unwrap();
+    };
+    let (last, _) = last_event_after(&server, stall).await;
+    let last = last.expect("an event");
+    assert!(last["error"].is_null(), "{last}");
+    assert_eq!(server.workers(), workers, "no stage was restarted");
+}
+
+#[tokio::test]
 async fn case_2_a_replica_without_stages_is_not_ready_and_refuses_at_once() {
     let mut server = Server::start("SmolLM2", THREE_STAGES).await.unwrap();
     for pid in server.workers() {
